@@ -1,0 +1,99 @@
+"""The ``specmeter`` command: picks the subcommand, prints errors plainly, returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+
+from specmeter import __version__
+from specmeter.commands import ENTRIES
+from specmeter.errors import Exit, SpecmeterError
+
+DESCRIPTION = """\
+specmeter shows where each millisecond of a speculative decoding cycle goes, says why speculation wins or loses
+against plain decoding, and finds the settings that win, on the server where the model runs.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage mistake as a SpecmeterError, so that --json output covers it too."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise SpecmeterError(f"{self.prog}: {message}", next_step=f"Run `{self.prog} --help`.")
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The whole parser; only the ``chosen`` command's module is imported."""
+    parser = _Parser(prog="specmeter", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"specmeter {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
+    )
+    for entry in ENTRIES:
+        sub = commands.add_parser(entry.name, help=entry.help, description=entry.help)
+        if entry.name == chosen:
+            entry.load().prepare_parser(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in own
+    try:
+        return _run(arguments, chosen)
+    except SpecmeterError as error:
+        _print_error(error, chosen, as_json)
+        return int(error.exit)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone (`| head`): not a fault, but nothing more can be printed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.DONE)
+    except Exception:
+        error = SpecmeterError(
+            "specmeter failed: this is a fault of ours, not of your input.",
+            why=f"The traceback is in {_write_crash_log()}",
+            next_step="Please report it with that file.",
+            exit=Exit.INTERNAL,
+        )
+        _print_error(error, chosen, as_json)
+        return int(error.exit)
+
+
+def _run(arguments: list[str], chosen: str | None) -> int:
+    parser = build_parser(chosen)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return int(Exit.USAGE)
+    entry = next(entry for entry in ENTRIES if entry.name == args.command)
+    return entry.load().run(args)
+
+
+def _print_error(error: SpecmeterError, command: str | None, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "schema": "specmeter/error/1",
+            "version": __version__,
+            "command": command,
+            "error": error.as_json(),
+        }
+        print(json.dumps(document))
+    print(f"specmeter: {error}", file=sys.stderr)
+
+
+def _write_crash_log() -> str:
+    handle, path = tempfile.mkstemp(prefix="specmeter-crash-", suffix=".log")
+    with os.fdopen(handle, "w") as log:
+        traceback.print_exc(file=log)
+    return path

@@ -1,0 +1,35 @@
+"""One module a subcommand. A module is imported only when its command runs, so start-up stays quick."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+
+class Command(Protocol):
+    """What a command module provides at its top level."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments to ``parser``."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work; return an exit code. Raises SpecmeterError for a user's mistake."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command's name on the command line, its module below ``specmeter.commands``, and its line in ``--help``."""
+
+    name: str
+    module: str
+    help: str
+
+    def load(self) -> Command:
+        """Import the command's module."""
+        return cast(Command, import_module(f"specmeter.commands.{self.module}"))
+
+
+# The order is the order of --help.
+ENTRIES: tuple[Entry, ...] = ()
