@@ -31,9 +31,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The whole parser; only the ``chosen`` command's module is imported."""
     parser = _Parser(prog="specmeter", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"specmeter {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
-    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
     for entry in ENTRIES:
         sub = commands.add_parser(entry.name, help=entry.help, description=entry.help)
         if entry.name == chosen:
@@ -60,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.DONE)
     except Exception:
-        error = SpecmeterError(
+        fault = SpecmeterError(
             "specmeter failed: this is a fault of ours, not of your input.",
             why=f"The traceback is in {_write_crash_log()}",
             next_step="Please report it with that file.",
             exit=Exit.INTERNAL,
         )
-        _print_error(error, chosen, as_json)
-        return int(error.exit)
+        _print_error(fault, chosen, as_json)
+        return int(fault.exit)
 
 
 def _run(arguments: list[str], chosen: str | None) -> int:

@@ -31,9 +31,7 @@ KIND_DROPPED = 7
 
 # Point ids 1..0xFFEF belong to the plan; these are the runtime's own.
 POINT_NONE = 0
-POINT_SAMPLING = (
-    0xFFF0  # KIND_MARK, value 1: probes are in from this cycle on, 0: out (the original code objects)
-)
+POINT_SAMPLING = 0xFFF0  # KIND_MARK, value 1: probes are in from this cycle on, 0: out (the original code objects)
 
 VALUE_MIN = -(2**31)
 VALUE_MAX = 2**31 - 1
