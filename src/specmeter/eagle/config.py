@@ -1,0 +1,164 @@
+"""Configurations of the target model and of the draft head, read from a Hugging Face style ``config.json``.
+
+Tested with real weights: Llama layout (SmolLM2-135M). Tested with small random weights only: Qwen2 (biases on q, k, v)
+and Qwen3 (RMS norm on each q and k head).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specmeter.errors import Exit, SpecmeterError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Values of ``model_type`` that the engine runs. SmolLM2 is ``llama``."""
+
+CAPTURE_KEY = "specmeter_capture"
+"""Key of a head's config: the list of k, each meaning the target state H[k] that feeds the head."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's scaling of rotary frequencies (``rope_type`` ``llama3``)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a Llama-family target. Sizes are in elements, ``max_position_embeddings`` in tokens."""
+
+    family: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope_scaling: RopeScaling | None = None
+
+    @classmethod
+    def from_dir(cls, model_dir: Path) -> LlamaConfig:
+        """Reads ``model_dir/config.json``; raises SpecmeterError if it is missing or of an unknown family."""
+        raw = read_config(model_dir)
+        family = str(raw.get("model_type", "llama"))
+        if family not in FAMILIES:
+            raise SpecmeterError(
+                f"The model in {model_dir} is of type {family!r}.",
+                "The embedded engine runs Llama-family models only: " + ", ".join(FAMILIES) + ".",
+                "Name a directory of such a model, or leave --model out to use SmolLM2-135M-Instruct.",
+            )
+        return cls(family=family, **_shape(raw, model_dir))
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Shape of an EAGLE-3 head.
+
+    ``capture`` lists the target states that feed it: k means H[k], where H[0] is the embedding output and H[k] the
+    output of decoder layer k-1 before the final norm. ``layer`` is the shape of its one decoder layer.
+    """
+
+    layer: LlamaConfig
+    draft_vocab_size: int
+    capture: tuple[int, ...]
+
+    @classmethod
+    def from_dir(cls, draft_dir: Path) -> DraftConfig:
+        """Reads ``draft_dir/config.json``; raises SpecmeterError if it is missing or does not state the capture ids."""
+        raw = read_config(draft_dir)
+        layer = LlamaConfig(family="llama", **_shape(raw, draft_dir))
+        draft_vocab = _integer(raw, "draft_vocab_size", draft_dir, default=layer.vocab_size)
+        return cls(layer=layer, draft_vocab_size=draft_vocab, capture=_capture(raw, draft_dir))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed ``config.json`` of a model folder; SpecmeterError if there is none or it is not a JSON object."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        why = "It has no config.json." if folder.is_dir() else "It does not exist or is not a directory."
+        raise SpecmeterError(f"{folder} is not a model directory.", why, "Name a directory with config.json.") from None
+    except (OSError, ValueError) as error:
+        raise SpecmeterError(f"Cannot read {path}.", str(error), "Repair or replace the file.") from error
+    if not isinstance(raw, dict):
+        raise SpecmeterError(f"Cannot use {path}.", "It is not a JSON object.", "Repair or replace the file.")
+    return raw
+
+
+def _shape(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    hidden = _integer(raw, "hidden_size", folder)
+    heads = _integer(raw, "num_attention_heads", folder)
+    kv_heads = _integer(raw, "num_key_value_heads", folder, default=heads)
+    if heads % kv_heads:
+        raise _unusable(folder, f"{heads} attention heads are not a multiple of {kv_heads} key-value heads.")
+    if str(raw.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise _unusable(folder, f"hidden_act is {raw['hidden_act']!r}; only silu is known.")
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _integer(raw, "intermediate_size", folder),
+        "num_hidden_layers": _integer(raw, "num_hidden_layers", folder),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": _integer(raw, "head_dim", folder, default=hidden // heads),
+        "vocab_size": _integer(raw, "vocab_size", folder),
+        "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "rope_theta": float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        "max_position_embeddings": _integer(raw, "max_position_embeddings", folder, default=2048),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "rope_scaling": _rope_scaling(rope, folder),
+    }
+
+
+def _rope_scaling(rope: Mapping[str, Any], folder: Path) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise _unusable(folder, f"Its rotary scaling is {kind!r}; only 'default' and 'llama3' are known.")
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _capture(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    ids = (raw.get("eagle_config") or {}).get(CAPTURE_KEY, raw.get(CAPTURE_KEY))
+    if isinstance(ids, list) and ids and all(isinstance(k, int) for k in ids):
+        return tuple(ids)
+    raise SpecmeterError(
+        f"The head in {folder} does not say which target states feed it.",
+        f"Its config.json has no {CAPTURE_KEY!r} list; the layer ids that other engines read mean different states.",
+        f'Add "{CAPTURE_KEY}": [k, ...] where k is the output of decoder layer k-1 and 0 the embedding output.',
+    )
+
+
+def _integer(raw: Mapping[str, Any], key: str, folder: Path, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise _unusable(folder, f"config.json has no positive {key}.")
+    return value
+
+
+def _unusable(folder: Path, why: str) -> SpecmeterError:
+    return SpecmeterError(
+        f"The model in {folder} cannot be used.", why, "Name another model directory.", exit=Exit.USAGE
+    )

@@ -1,0 +1,66 @@
+"""The preallocated key-value cache of one sequence, and the attention masks over it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of every layer for one sequence, in slots 0 .. capacity-1.
+
+    ``data`` is [layers, 2, kv_heads, capacity, head_dim]; index 0 of the second dimension holds keys. ``length`` is
+    the number of slots in use; slots beyond it are scratch for tokens that are not accepted yet.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.data = torch.zeros(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+
+    def window(self, start: int, rows: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Views for each layer: the slots start .. start+rows-1 to write, and 0 .. start+rows-1 to attend to."""
+        return (
+            self.data.narrow(3, start, rows).unbind(0),
+            self.data.narrow(3, 0, start + rows).unbind(0),
+        )
+
+    def compact(self, slots: list[int]) -> None:
+        """Moves ``slots`` (ascending, all at or beyond ``length``) to ``length`` .. and counts them in.
+
+        Everything else beyond ``length`` is dropped. Slots that already lie where they belong are not copied.
+        """
+        start = self.length
+        for target, slot in enumerate(slots, start):
+            if slot != target:
+                self._move(slots[target - start :], target)
+                break
+        self.length = start + len(slots)
+
+    def _move(self, slots: list[int], target: int) -> None:
+        kept = self.data.index_select(3, torch.tensor(slots))
+        self.data.narrow(3, target, len(slots)).copy_(kept)
+
+
+class TreeMask:
+    """Additive attention masks for rows that attend to the whole past and, among themselves, to their ancestors.
+
+    The buffer is [rows, past + tail]; the past's columns are zero for ever and the tail's hold the tree. A view that
+    begins ``start`` columns before the tail is the mask for a past of ``start`` tokens, so no mask is built per
+    cycle beyond the small tail.
+    """
+
+    def __init__(self, rows: int, past: int, tail: int, dtype: torch.dtype) -> None:
+        self.past = past
+        self.buffer = torch.zeros(rows, past + tail, dtype=dtype)
+        self.tail = self.buffer[:, past:]
+        self.tail.fill_(float("-inf"))
+
+    def set_visible(self, visible: Tensor) -> None:
+        """Writes the tail from a boolean matrix [rows, columns]: True where the row may attend to the column."""
+        rows, columns = visible.shape
+        self.tail[:rows, :columns] = torch.where(visible, 0.0, float("-inf"))
+
+    def view(self, start: int, rows: int, columns: int) -> Tensor:
+        """The mask [rows, start + columns] for a past of ``start`` tokens and the tail's first ``columns``."""
+        return self.buffer[:rows, self.past - start : self.past + columns]

@@ -1,0 +1,53 @@
+"""Checkpoint tensors by name, from the safetensors files of a model directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specmeter.errors import SpecmeterError
+
+
+class Checkpoint:
+    """The tensors of a directory. ``take`` checks the shape and converts, so a wrong file is noticed by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads all ``*.safetensors`` of ``folder``; SpecmeterError if there are none or one cannot be read."""
+        self.folder = folder
+        self._tensors: dict[str, Tensor] = {}
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise SpecmeterError(
+                f"{folder} has no weights.", "It holds no *.safetensors file.", "Name a complete model directory."
+            )
+        for path in files:
+            try:
+                self._tensors.update(load_file(path))
+            except (SafetensorError, OSError) as error:
+                raise SpecmeterError(f"Cannot read {path}.", str(error), "Fetch or copy the file again.") from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def floating_dtype(self) -> torch.dtype:
+        """The dtype of the first floating point tensor."""
+        return next((t.dtype for t in self._tensors.values() if t.dtype.is_floating_point), torch.float32)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor ``name``; SpecmeterError if it is absent or not of ``shape``."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise SpecmeterError(
+                f"The weights in {self.folder} lack {name}.", "", "Name a model of the layout its config.json states."
+            )
+        if tuple(tensor.shape) != shape:
+            raise SpecmeterError(
+                f"{name} in {self.folder} has shape {list(tensor.shape)}.",
+                f"Its config.json and its target call for {list(shape)}.",
+                "Name a head and a target that belong together.",
+            )
+        return tensor if dtype is None else tensor.to(dtype)
