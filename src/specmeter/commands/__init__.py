@@ -32,4 +32,6 @@ class Entry:
 
 
 # The order is the order of --help.
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (
+    Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
+)
