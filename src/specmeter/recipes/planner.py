@@ -1,0 +1,205 @@
+"""Turns a recipe into a plan: what will be measured in the engine of one environment, with file and line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specmeter import source
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.recipes import loader
+from specmeter.recipes.loader import Recipe
+
+FAR = Path(source.__file__).parent / "far.py"
+_TIMEOUT_S = 120
+# Where several engines are installed together, an engine that serves comes before the one that specmeter itself ships.
+_LAST = "specmeter"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan as ``plan.json`` holds it, and the marshalled replacement code by module (empty for a bare tree)."""
+
+    plan: dict[str, Any]
+    code: dict[str, bytes]
+
+
+def build_plan(
+    python: Path,
+    engine: str | None = None,
+    recipe: Path | Sequence[Path] | None = None,
+    env: Mapping[str, str] | None = None,
+    path: Path | None = None,
+    with_code: bool = True,
+) -> Planned:
+    """Resolve the recipe of ``engine`` (``NAME`` or ``NAME==VERSION``) in the environment of ``python``.
+
+    ``env`` is the environment the server will have (this process's own by default), ``path`` an unpacked wheel or
+    source tree to read instead of the environment: there is no code then. ``recipe`` replaces the built-in recipe.
+    Raises SpecmeterError: exit 1 when a required point is missing, 2 for a recipe or name that is wrong, 3 when the
+    engine's version is outside the recipe's ranges, 5 when the environment lacks the engine or a working Python.
+    """
+    planned = survey(python, engine, recipe, env, path, with_code)
+    missing = [item for item in planned.plan["refused"] if item["required"]]
+    if missing:
+        raise missing_points(planned.plan, missing)
+    return planned
+
+
+def survey(
+    python: Path,
+    engine: str | None = None,
+    recipe: Path | Sequence[Path] | None = None,
+    env: Mapping[str, str] | None = None,
+    path: Path | None = None,
+    with_code: bool = True,
+) -> Planned:
+    """As ``build_plan``, but a missing required point is only listed under ``refused``."""
+    name, _, version = (engine or "").partition("==")
+    recipes = _recipes(python, loader.canonical(name), recipe, env, path)
+    request = {
+        "op": "resolve",
+        "recipes": [item.data for item in recipes],
+        "engine_version": version or None,
+        "path": str(path.resolve()) if path else None,
+        "with_code": with_code and path is None,
+    }
+    answer = ask_far(python, request, env)
+    if answer["conflicts"]:
+        raise _conflict(answer["conflicts"])
+    code = {module: base64.b64decode(blob) for module, blob in answer.pop("code").items()}
+    answer.pop("conflicts")
+    return Planned({"recipe_sha256": loader.combined_hash(recipes), **answer}, code)
+
+
+def _recipes(
+    python: Path,
+    engine: str,
+    given: Path | Sequence[Path] | None,
+    env: Mapping[str, str] | None,
+    path: Path | None,
+) -> list[Recipe]:
+    if given:
+        paths = [given] if isinstance(given, Path) else list(given)
+        recipes = [loader.load(item) for item in paths]
+        names = {item.engine for item in recipes} | ({engine} if engine else set())
+        if len(names) > 1:
+            raise SpecmeterError(f"These recipes are for different engines: {', '.join(sorted(names))}.")
+        return recipes
+    if engine:
+        return [loader.built_in(engine)]
+    return [_detect(python, env, path)]
+
+
+def _detect(python: Path, env: Mapping[str, str] | None, path: Path | None) -> Recipe:
+    recipes = [loader.built_in(name) for name in loader.built_in_engines()]
+    if path:
+        present = [item for item in recipes if _tree_holds(path, item)]
+        found = [item.engine for item in present]
+    else:
+        request = {"op": "engines", "recipes": [item.data for item in recipes]}
+        found = [item["engine"] for item in ask_far(python, request, env)["engines"]]
+    serving = [name for name in found if name != _LAST]
+    if len(serving) > 1:
+        raise SpecmeterError(
+            f"Several engines are installed for {python}: {', '.join(serving)}.",
+            next_step=f"Say which: --engine {serving[0]}",
+        )
+    chosen = (serving or found)[:1]
+    if not chosen:
+        raise SpecmeterError(
+            f"No engine that specmeter has a recipe for is in {path or f'the environment of {python}'}.",
+            why=f"Looked for: {', '.join(item.engine for item in recipes)}.",
+            next_step="Name the server's own interpreter with --python, or an unpacked tree with --path and --engine.",
+            exit=Exit.ENVIRONMENT,
+        )
+    return next(item for item in recipes if item.engine == chosen[0])
+
+
+def _tree_holds(path: Path, recipe: Recipe) -> bool:
+    packages = {anchor["module"].split(".")[0] for point in recipe.data["point"] for anchor in point["anchors"]}
+    places = (path, path / "python", path / "src", path.parent if path.name in packages else path)
+    return any((place / name).is_dir() for place in places for name in packages)
+
+
+def ask_far(python: Path, request: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run ``source/far.py`` under ``python`` with the request and give its answer.
+
+    Raises SpecmeterError: exit 5 when that Python cannot run it, 3 or 5 with the reason when it answers with a refusal.
+    """
+    environment = dict(os.environ if env is None else env)
+    # The resolver only reads: it must neither arm itself nor leave compiled files beside the copied folder.
+    environment.pop("SPECMETER_LINK", None)
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    try:
+        done = subprocess.run(
+            [str(python), str(FAR)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            env=environment,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        raise _broken(python, error.strerror or str(error)) from None
+    except subprocess.TimeoutExpired:
+        raise _broken(python, f"it gave no answer within {_TIMEOUT_S} s") from None
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _broken(python, lines[-1] if lines else f"it ended with code {done.returncode}") from None
+    if "fault" in answer:
+        raise RuntimeError(f"{FAR} failed under {python}:\n{answer['fault']}")
+    if "error" in answer:
+        raise _refusal(python, answer["error"])
+    reply: dict[str, Any] = answer["ok"]
+    return reply
+
+
+def _broken(python: Path, why: str) -> SpecmeterError:
+    return SpecmeterError(
+        f"The Python interpreter {python} does not work.",
+        why=why,
+        next_step="Name the interpreter that runs the server with --python (CPython 3.9 or later).",
+        exit=Exit.ENVIRONMENT,
+    )
+
+
+def _refusal(python: Path, error: Mapping[str, Any]) -> SpecmeterError:
+    near = f" Nearest: {', '.join(error['nearest'])}." if error["nearest"] else ""
+    if error["reached"] == "range":
+        step = "Use a newer specmeter, or give a recipe for this version with --recipe (docs/recipes.md)."
+        return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.REFUSED)
+    if error["reached"] == "version":
+        step = "Name the server's own interpreter with --python, or say the version: --engine NAME==VERSION."
+        return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.ENVIRONMENT)
+    return SpecmeterError(f"{error['reason']}.{near}", why=f"Asked of {python}.", exit=Exit.ENVIRONMENT)
+
+
+def _conflict(conflicts: Sequence[Mapping[str, Any]]) -> SpecmeterError:
+    listed = "; ".join(
+        f"{item['first']} and {item['second']} both claim {item['path']}:{item['line']} `{item['text']}`"
+        for item in conflicts
+    )
+    return SpecmeterError("Two points of the recipe claim one call.", why=listed, next_step="Remove one of the two.")
+
+
+def missing_points(plan: Mapping[str, Any], missing: Sequence[Mapping[str, Any]]) -> SpecmeterError:
+    """The error for required points that are not there, each with how far the search got and what comes near."""
+    listed = []
+    for item in missing:
+        near = f" (nearest: {'; '.join(item['nearest'])})" if item["nearest"] else ""
+        listed.append(f"{item['name']}: {item['reason']}{near}")
+    return SpecmeterError(
+        f"{plan['engine']} {plan['engine_version']} lacks {len(missing)} required point(s).",
+        why="; ".join(listed),
+        next_step="`specmeter plan` shows every point; a fork needs a recipe of its own: --recipe (docs/recipes.md).",
+        exit=Exit.FINDING,
+    )

@@ -1,0 +1,1 @@
+"""The engine's source as it stands where the server runs: located, outlined, resolved."""

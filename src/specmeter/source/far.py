@@ -1,0 +1,82 @@
+"""The program that runs beside the server: ``PYTHON far.py < request.json > answer.json``.
+
+It needs nothing but this folder and CPython 3.9 or later. A request is one JSON object with ``op``:
+
+``resolve``  ``recipes`` (as the loader gives them), ``engine_version``, ``path``, ``with_code`` -> the plan's parts
+``outline``  ``target`` (dotted module or file), ``path`` -> an outline
+``locate``   ``module``, ``path`` -> the file
+``engines``  ``recipes`` -> which of their engines are installed
+
+The answer is ``{"ok": ...}``, ``{"error": {"reason", "reached", "nearest"}}`` or ``{"fault": traceback}``. ``path`` is
+an unpacked wheel or source tree to look in instead of the environment. ``entries_first`` names folders put before the
+search path, as a server's working directory is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if not __package__:
+    # Run as a script from wherever the folder was copied to: become a package, and leave nothing on the search path.
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.pop(0)
+    sys.path.insert(0, os.path.dirname(_here))
+    __package__ = os.path.basename(_here)
+    __import__(__package__)
+    sys.path.pop(0)
+
+import json
+import traceback
+from typing import Any, Dict, List
+
+from . import resolve as _resolve
+from . import versions
+from .locate import locate
+from .outline import outline_target
+from .pyfile import SourceError
+
+Answer = Dict[str, Any]
+
+
+def entries_of(request: Answer) -> List[str]:
+    """The search path that the request is about."""
+    if request.get("path"):
+        packages = request.get("packages") or sorted(
+            {name for name in os.listdir(request["path"]) if name.isidentifier()}
+        )
+        return versions.tree_roots(request["path"], packages) or [request["path"]]
+    return [*request.get("entries_first", []), *sys.path]
+
+
+def answer(request: Answer) -> Answer:
+    """Do what the request asks. Raises SourceError with the reason when it cannot be done."""
+    op = request.get("op")
+    if op == "resolve":
+        return _resolve.resolve_recipes(request)
+    if op == "engines":
+        return {"engines": _resolve.engines(request["recipes"], entries_of(request))}
+    if op == "locate":
+        located = locate(request["module"], entries_of(request))
+        return {"path": located.path, "module": located.module, "zipped": located.zipped}
+    if op == "outline":
+        return outline_target(request, entries_of(request))
+    raise SourceError(f"unknown request {op!r}")
+
+
+def main() -> int:
+    """Read the request from standard input and print the answer; the exit code is 0 whenever an answer was printed."""
+    request = json.load(sys.stdin)
+    try:
+        reply: Answer = {"ok": answer(request)}
+    except SourceError as error:
+        reply = {"error": {"reason": error.reason, "reached": error.reached, "nearest": list(error.nearest)}}
+    except Exception:
+        # Told apart from an interpreter that does not work: this is a fault of ours.
+        reply = {"fault": traceback.format_exc()}
+    json.dump(reply, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
