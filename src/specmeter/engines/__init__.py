@@ -1,0 +1,22 @@
+"""Servers: which engine a command starts, how it is started and stopped, its settings, flags and metrics."""
+
+from __future__ import annotations
+
+from specmeter.engines.base import Counters, Engine, ServerSpec, Setting
+from specmeter.engines.embedded import EmbeddedEngine
+from specmeter.engines.server import Server
+from specmeter.engines.sglang import SglangEngine
+from specmeter.engines.vllm import VllmEngine
+from specmeter.errors import SpecmeterError
+
+__all__ = ["ENGINE_NAMES", "Counters", "Engine", "Server", "ServerSpec", "Setting", "engine_named"]
+
+_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (EmbeddedEngine(), VllmEngine(), SglangEngine())}
+ENGINE_NAMES = tuple(_ENGINES)
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name; raises SpecmeterError that lists the known ones."""
+    if name not in _ENGINES:
+        raise SpecmeterError(f"Unknown engine: {name}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
+    return _ENGINES[name]

@@ -1,0 +1,51 @@
+"""Reading and changing ``--name value`` and ``--name=value`` flags of a command line, quoting left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Command = tuple[str, ...]
+
+
+def flag_value(command: Command, *names: str) -> str | None:
+    """The value of the last of ``names`` on the command line (``_`` and ``-`` are the same), or None."""
+    value = None
+    for index, word in enumerate(command):
+        name, equals, inline = word.partition("=")
+        if _same(name, names):
+            if equals:
+                value = inline
+            elif index + 1 < len(command):
+                value = command[index + 1]
+    return value
+
+
+def without_flags(command: Command, names: Iterable[str], *, prefixes: Iterable[str] = ()) -> Command:
+    """The command without these flags and their values; ``prefixes`` removes every flag that starts so."""
+    wanted, starts = tuple(names), tuple(_plain(prefix) for prefix in prefixes)
+    kept: list[str] = []
+    index = 0
+    while index < len(command):
+        word = command[index]
+        name, equals, _ = word.partition("=")
+        index += 1
+        if _same(name, wanted) or (name.startswith("--") and _plain(name).startswith(starts) and starts):
+            # A flag's values are the words up to the next flag: `--cudagraph-sizes 1 2 4` has three.
+            while not equals and index < len(command) and not command[index].startswith("--"):
+                index += 1
+            continue
+        kept.append(word)
+    return tuple(kept)
+
+
+def with_flag(command: Command, name: str, value: str) -> Command:
+    """The command with ``name`` set to ``value`` in place of any earlier value of it."""
+    return (*without_flags(command, (name,)), name, value)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _same(name: str, names: Iterable[str]) -> bool:
+    return name.startswith("-") and any(_plain(name) == _plain(other) for other in names)

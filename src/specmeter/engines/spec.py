@@ -1,0 +1,177 @@
+"""The one grammar that names a server: ``-- CMD``, ``--url U``, ``--link ID``, or a TOML file's ``[server.NAME]``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from specmeter.engines import ENGINE_NAMES
+from specmeter.engines.base import ServerSpec
+from specmeter.errors import SpecmeterError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KEYS = {"engine", "command", "env", "url", "link", "settings"}
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the server grammar to a command's parser."""
+    group = parser.add_argument_group("the server (default: the embedded engine with the packaged head)")
+    group.add_argument("--url", metavar="U", help="a running server, for example http://127.0.0.1:8000")
+    group.add_argument("--link", metavar="ID", help="a server started by `specmeter run`")
+    group.add_argument("--server", metavar="FILE[:NAME]", help="a TOML file with a [server.NAME] table")
+    group.add_argument("--engine", metavar="NAME", help=f"say which engine it is: {', '.join(ENGINE_NAMES)}")
+    group.add_argument("--model-name", metavar="NAME", help="the served model's name, where a server has several")
+    group.add_argument("server_command", nargs="*", metavar="-- CMD", help="the command that starts the server")
+
+
+def server_spec(args: argparse.Namespace, default: Sequence[str] = ()) -> ServerSpec:
+    """The server that parsed arguments name; ``default`` is the command if they name none.
+
+    Raises SpecmeterError if they name several, or something unreadable.
+    """
+    command = tuple(word for index, word in enumerate(args.server_command) if (index, word) != (0, "--"))
+    given = [name for name, value in (("--url", args.url), ("--server", args.server), ("-- CMD", command)) if value]
+    if len(given) > 1:
+        raise SpecmeterError(f"More than one server is named: {' and '.join(given)}.", next_step="Give one of them.")
+    if args.link and command:
+        raise SpecmeterError("--link names a running server, so it goes with --url and not with a command.")
+    if args.engine is not None and args.engine not in ENGINE_NAMES:
+        raise SpecmeterError(f"Unknown engine: {args.engine}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
+    if args.server:
+        return read_server_file(args.server)
+    if args.url:
+        return ServerSpec(args.engine, url=checked_url(args.url), link=args.link)
+    if args.link:
+        return ServerSpec(args.engine, link=args.link)
+    words = command or tuple(default)
+    if not words:
+        raise SpecmeterError("No server is named.", next_step="Give --url U, --link ID, or `-- CMD` at the end.")
+    return ServerSpec(args.engine or engine_of(words), command=words)
+
+
+def read_server_file(reference: str) -> ServerSpec:
+    """The server in ``FILE`` or ``FILE:NAME``; without a name the file must hold exactly one."""
+    path, name = Path(reference), ""
+    if not path.exists() and ":" in reference:
+        path, name = Path(reference.rpartition(":")[0]), reference.rpartition(":")[2]
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecmeterError(f"The server file cannot be read: {path}", error.strerror or str(error)) from None
+    except ValueError as error:
+        raise SpecmeterError(f"The server file is not valid TOML: {path}", str(error)) from None
+    servers = document.get("server")
+    if not isinstance(servers, dict) or not servers:
+        raise SpecmeterError(f"{path} has no [server.NAME] table.")
+    if not name and len(servers) > 1:
+        raise SpecmeterError(f"{path} holds several servers.", next_step=f"Give {path}:NAME; {_listed(servers)}.")
+    chosen = name or next(iter(servers))
+    if not isinstance(servers.get(chosen), dict):
+        raise SpecmeterError(f"{path} has no [server.{chosen}].", next_step=f"It has {_listed(servers)}.")
+    return _from_table(servers[chosen], f"[server.{chosen}] of {path}")
+
+
+def _listed(servers: dict[str, Any]) -> str:
+    return ", ".join(sorted(servers))
+
+
+def _from_table(table: dict[str, Any], where: str) -> ServerSpec:
+    unknown = sorted(set(table) - _KEYS)
+    if unknown:
+        raise SpecmeterError(f"{where} has unknown keys: {', '.join(unknown)}", f"Known: {', '.join(sorted(_KEYS))}.")
+    command, env, settings = table.get("command", []), table.get("env", {}), table.get("settings", {})
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise SpecmeterError(f"{where}: command must be a list of strings.")
+    if not isinstance(env, dict) or not isinstance(settings, dict):
+        raise SpecmeterError(f"{where}: env and settings must be tables.")
+    url = table.get("url")
+    if bool(command) == bool(url):
+        raise SpecmeterError(f"{where} must have either a command or a url.")
+    engine = table.get("engine") or (engine_of(command) if command else None)
+    if engine is not None and engine not in ENGINE_NAMES:
+        raise SpecmeterError(f"{where}: unknown engine {engine}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
+    return ServerSpec(
+        engine,
+        command=tuple(command),
+        env={str(key): str(value) for key, value in env.items()},
+        url=checked_url(url) if url else None,
+        link=table.get("link"),
+        settings=settings,
+    )
+
+
+def checked_url(url: str) -> str:
+    """The server's base URL without a trailing slash or ``/v1``; raises SpecmeterError if it is no http(s) URL."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SpecmeterError(f"Not a server's URL: {url}", next_step="Give something like http://127.0.0.1:8000")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
+
+
+def engine_of(command: Sequence[str]) -> str:
+    """The engine that ``command`` starts, from its words alone; raises SpecmeterError if that is not plain."""
+    words = [Path(word).name for word in command]
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else ""
+        if (word == "vllm" and following == "serve") or word.startswith("vllm.entrypoints."):
+            return "vllm"
+        if word.startswith("sglang.launch_server") or (word == "sglang" and following == "serve"):
+            return "sglang"
+        if word == "specmeter" and following == "serve":
+            return "embedded"
+    raise SpecmeterError(
+        f"It is not plain which engine this command starts: {' '.join(command[:4])}",
+        next_step=f"Say it: --engine {'|'.join(ENGINE_NAMES)}.",
+    )
+
+
+def interpreter_of(command: Sequence[str], search_path: str | None = None) -> str:
+    """The Python that will run ``command``: its own word, or the one in the script's first line.
+
+    Raises SpecmeterError if neither tells, for example because the command is a shell script.
+    """
+    for word in command:
+        name = Path(word).name
+        if name.startswith("python") and shutil.which(word, path=search_path):
+            return str(shutil.which(word, path=search_path))
+        script = shutil.which(word, path=search_path)
+        if script and (found := _shebang(Path(script))):
+            return found
+    raise SpecmeterError(
+        f"It is not plain which Python runs this command: {' '.join(command[:3])}",
+        next_step="Say it: --python EXE.",
+    )
+
+
+def _shebang(script: Path) -> str | None:
+    try:
+        with script.open("rb") as file:
+            head = file.read(1024)
+    except OSError:
+        return None
+    if not head.startswith(b"#!"):
+        return None
+    line = head[2:].partition(b"\n")[0].decode("utf-8", "replace").strip()
+    words = line.split()
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        return shutil.which(words[0]) if words and words[0].startswith("python") else None
+    if words and Path(words[0]).name.startswith("python"):
+        return words[0]
+    if words and words[0] == "/bin/sh" and b"\n'''exec' " in head:
+        # pip's form for an interpreter whose path is too long or holds a blank.
+        return head.partition(b"\n'''exec' ")[2].partition(b' "$0"')[0].decode("utf-8", "replace").strip('"')
+    return None
