@@ -34,4 +34,5 @@ class Entry:
 # The order is the order of --help.
 ENTRIES: tuple[Entry, ...] = (
     Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
+    Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
 )

@@ -1,0 +1,110 @@
+"""``specmeter serve``: the embedded EAGLE-3 engine behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from specmeter.errors import Exit, SpecmeterError
+
+DEFAULT_STEPS = 2
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``serve``."""
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Llama-family model directory (default: fetched)")
+    parser.add_argument(
+        "--draft", metavar="DIR|none", help="an EAGLE-3 head, or none (default: the one that comes along)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for any (default: 8000)")
+    parser.add_argument("--speculative-num-steps", type=int, metavar="N", help="draft steps a cycle; 0: no speculation")
+    parser.add_argument(
+        "--speculative-eagle-topk", type=int, default=1, metavar="N", help="branches a step; 1: a chain"
+    )
+    parser.add_argument(
+        "--speculative-num-draft-tokens", type=int, metavar="N", help="tokens verified a cycle, root too"
+    )
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="of weights and cache")
+    parser.add_argument("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
+    parser.add_argument(
+        "--max-context", type=int, default=4096, metavar="N", help="tokens of prompt and answer together"
+    )
+    parser.add_argument("--max-queue", type=int, default=64, metavar="N", help="waiting requests before 503")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    started = time.monotonic()
+    try:
+        from specmeter.eagle.server import ServeOptions, serve
+        from specmeter.eagle.settings import SpecSettings
+    except ImportError as error:
+        raise SpecmeterError(
+            "The embedded engine's packages are not installed.",
+            str(error),
+            "Run `pip install 'specmeter[engine]'`.",
+            Exit.ENVIRONMENT,
+        ) from error
+    _check_counts(args)
+    draft_dir = _draft_dir(args)
+    steps = args.speculative_num_steps
+    if steps is None:
+        steps = 0 if draft_dir is None else DEFAULT_STEPS
+    spec = SpecSettings(steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens)
+    if steps and draft_dir is None:
+        raise SpecmeterError(f"{steps} draft steps need a draft head.", "There is none.", "Name one with --draft DIR.")
+    options = ServeOptions(
+        model_dir=_model_dir(args.model),
+        draft_dir=draft_dir,
+        spec=spec,
+        host=args.host,
+        port=args.port,
+        dtype=args.dtype,
+        threads=args.threads,
+        max_context=args.max_context,
+        max_queue=args.max_queue,
+    )
+
+    def announce(url: str) -> None:
+        said = f"{steps} draft steps" if steps else "no speculation"
+        print(f"specmeter serve: ready at {url} after {time.monotonic() - started:.1f} s ({said})", flush=True)
+
+    return int(serve(options, announce))
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    for name, low in (("threads", 1), ("max_context", 2), ("max_queue", 0), ("port", 0)):
+        value = getattr(args, name)
+        if value is not None and value < low:
+            raise SpecmeterError(f"--{name.replace('_', '-')} is {value}.", f"It must be at least {low}.")
+
+
+def _model_dir(given: Path | None) -> Path:
+    from specmeter.commands.fetch import ProgressLine
+    from specmeter.eagle.model_store import ensure_model
+
+    if given is None:
+        return ensure_model(progress=ProgressLine())
+    if not (given / "config.json").is_file():
+        why = "It has no config.json." if given.is_dir() else "There is no such directory."
+        raise SpecmeterError(f"{given} is not a model directory.", why, "Name one with --model, or leave it out.")
+    return given.resolve()
+
+
+def _draft_dir(args: argparse.Namespace) -> Path | None:
+    if args.draft == "none":
+        return None
+    if args.draft is not None:
+        return Path(args.draft)
+    # The head that comes along fits the model that comes along, and no other.
+    return packaged_head() if args.model is None else None
+
+
+def packaged_head() -> Path | None:
+    """The directory of the head in the package, or None in a build without one."""
+    import specmeter.eagle
+
+    heads = sorted((Path(specmeter.eagle.__file__).parent / "heads").glob("*/config.json"))
+    return heads[-1].parent if heads else None
