@@ -126,13 +126,9 @@ class Worker:
             batch = self._causal_batch(torch.tensor([sequence.pending]), self.target_cache)
             hidden, _ = self._target_forward(batch, capture=False)
             logits = self.target.logits(hidden)
-            token = sequence.sampler.choose(logits[0])
-            return self._finish_decode(sequence, token)
-
-    def _finish_decode(self, sequence: Sequence, token: int) -> Cycle:
-        self.target_cache.length += 1
-        sequence.pending = token
-        return self._output(sequence, [token], drafted=0, accepted=0)
+            sequence.pending = sequence.sampler.choose(logits[0])
+            self.target_cache.length += 1
+            return self._output(sequence, [sequence.pending], drafted=0, accepted=0)
 
     # -- speculative decoding: the cycle ------------------------------------------------------------------------
 
