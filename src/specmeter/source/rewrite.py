@@ -21,11 +21,20 @@ END = "\0specmeter.end:"
 
 # Callees that look at the frame or the names around them: a report of the plan would claim a time for a call whose
 # meaning depends on where it stands, so these are left alone.
-FRAME_SENSITIVE = frozenset(
-    "locals globals vars eval exec dir super breakpoint sys._getframe _getframe sys._getframemodulename sys.exc_info "
-    "inspect.currentframe currentframe inspect.stack inspect.trace warnings.warn warn warnings.warn_explicit "
-    "sys.settrace sys.setprofile".split()
-)
+FRAME_SENSITIVE = {
+    "locals",
+    "globals",
+    "vars",
+    "eval",
+    "exec",
+    "dir",
+    "super",
+    "breakpoint",
+    "sys._getframe",
+    "_getframe",
+}
+FRAME_SENSITIVE |= {"inspect.currentframe", "currentframe", "inspect.stack", "inspect.trace", "sys._getframemodulename"}
+FRAME_SENSITIVE |= {"warnings.warn", "warn", "warnings.warn_explicit", "sys.exc_info", "sys.settrace", "sys.setprofile"}
 # Decorators whose functions are traced or compiled from their code or source, not run as they stand.
 COMPILED = ("torch.compile", "torch._dynamo.optimize", "torch.jit.script", "torch.fx.wrap", "triton.jit", "numba.")
 COMPILED_LAST = frozenset(["jit", "njit", "script", "support_torch_compile", "kernel", "triton_op"])

@@ -1,0 +1,177 @@
+"""The processes of a link: their reports, and the commands that they acknowledge."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specmeter.control.link import Link
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.runtime.ring import start_ticks
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a link as it last reported itself; ``report`` is the whole of PID-START.json."""
+
+    pid: int
+    start: int
+    alive: bool
+    report: dict[str, Any]
+    ring: Path | None
+    fifo: Path
+
+    @property
+    def armed(self) -> bool:
+        """Whether its probes are in."""
+        return bool(self.report.get("armed"))
+
+    @property
+    def generation(self) -> int:
+        """The last generation of the wanted state that it acted on."""
+        return int(self.report.get("generation", -1))
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank, if it knows one."""
+        rank = self.report.get("rank")
+        return int(rank) if rank is not None else None
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The outcome of a command: processes that acted on it, and live ones that did not answer in time."""
+
+    generation: int
+    done: tuple[Process, ...]
+    silent: tuple[Process, ...]
+
+
+def processes(link: Link, alive_only: bool = False) -> list[Process]:
+    """The processes that imported a module of the plan, by pid. A report that is being replaced is read once more."""
+    found = []
+    for path in sorted(link.path.glob("*-*.json")):
+        pid_text, _, start_text = path.stem.partition("-")
+        if not (pid_text.isdigit() and start_text.isdigit()):
+            continue
+        report = _report(path)
+        if report is None:
+            continue
+        pid, start = int(pid_text), int(start_text)
+        alive = start_ticks(pid) == start and not _is_zombie(pid)
+        name = report.get("ring")
+        ring = link.path / str(name) if name else None
+        process = Process(pid, start, alive, report, ring, path.with_suffix(".fifo"))
+        if alive or not alive_only:
+            found.append(process)
+    return found
+
+
+def wait_for_processes(link: Link, count: int = 1, timeout_s: float = 60.0) -> list[Process]:
+    """Wait until at least ``count`` live processes have reported. Raises SpecmeterError after ``timeout_s``."""
+    until = time.monotonic() + timeout_s
+    while True:
+        found = processes(link, alive_only=True)
+        if len(found) >= count:
+            return found
+        if time.monotonic() > until:
+            raise SpecmeterError(
+                f"{len(found)} of {count} processes of link {link.id} came up within {timeout_s:g} s",
+                "A process shows up once it has imported a module of the plan with the runtime on its path.",
+                "`specmeter status` shows what is there.",
+                Exit.SERVER_FAILED,
+            )
+        time.sleep(POLL_S)
+
+
+def arm(link: Link, timeout_s: float = 10.0, watchdog_s: float | None = None) -> Ack:
+    """Put the probes in, in every process of the link and in those to come, and wait for the acknowledgements."""
+    extra = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
+    generation = link.update(armed=True, mix=None, **extra)
+    return _tell(link, f"arm {generation}", generation, timeout_s)
+
+
+def disarm(link: Link, timeout_s: float = 10.0) -> Ack:
+    """Put the original code objects back, in every process of the link, and wait for the acknowledgements."""
+    generation = link.update(armed=False, mix=None)
+    return _tell(link, f"disarm {generation}", generation, timeout_s)
+
+
+def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0) -> Ack:
+    """Arm with the probes in at random per cycle (in for ``permille`` of 1000 draws), the cycle point always in."""
+    generation = link.update(armed=True, mix={"seed": seed, "permille": permille})
+    return _tell(link, f"mix {generation} {seed} {permille}", generation, timeout_s)
+
+
+def detach(link: Link, timeout_s: float = 10.0) -> Ack:
+    """Disarm for good: the processes end their control thread and take their import hook out."""
+    generation = link.update(armed=False, mix=None, detached=True)
+    targets = processes(link, alive_only=True)
+    for process in targets:
+        _send(process.fifo, "detach")
+    return _await(
+        link, generation, [process.pid for process in targets], timeout_s, lambda p: bool(p.report["detached"])
+    )
+
+
+def beat(link: Link) -> None:
+    """Tell the processes that the controller is alive (they disarm ``watchdog_s`` after the last beat)."""
+    for process in processes(link, alive_only=True):
+        _send(process.fifo, "beat")
+
+
+def _tell(link: Link, line: str, generation: int, timeout_s: float) -> Ack:
+    targets = [process for process in processes(link, alive_only=True) if not process.report.get("detached")]
+    for process in targets:
+        _send(process.fifo, line)
+    pids = [process.pid for process in targets]
+    return _await(link, generation, pids, timeout_s, lambda process: process.generation >= generation)
+
+
+def _await(link: Link, generation: int, pids: list[int], timeout_s: float, done: Any) -> Ack:
+    until = time.monotonic() + timeout_s
+    while True:
+        now = [process for process in processes(link, alive_only=True) if process.pid in pids]
+        silent = tuple(process for process in now if not done(process))
+        if not silent or time.monotonic() > until:
+            return Ack(generation, tuple(process for process in now if done(process)), silent)
+        time.sleep(POLL_S)
+
+
+def _send(fifo: Path, line: str) -> None:
+    """Write one line; a process that has just ended, or whose line is full, is noticed by its missing answer."""
+    try:
+        handle = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.write(handle, line.encode() + b"\n")
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _report(path: Path) -> dict[str, Any] | None:
+    for _ in range(2):
+        try:
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(document, dict):
+            return document
+    return None
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X")

@@ -1,0 +1,184 @@
+"""Finds the live function objects of a rewritten function and exchanges their code."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+BEGIN = "\0specmeter.begin:"
+END = "\0specmeter.end:"
+_DEPTH = 12
+Pair = Tuple[Callable[[], int], Callable[..., Any]]
+
+
+class CannotSwap(Exception):
+    """Why a function cannot carry its points."""
+
+
+def find_functions(module: ModuleType, qualname: str, new: CodeType) -> List[FunctionType]:
+    """The live functions that run the original of ``new``, looked for behind decorators and descriptors.
+
+    Falls back to a scan of all function objects. Raises CannotSwap when there is none, or when the live code has other
+    free variables or parameters than the rewritten one.
+    """
+    found: Dict[int, FunctionType] = {}
+    holder: Any = module
+    *outer, last = qualname.split(".")
+    for name in outer:
+        holder = vars(holder).get(name) if hasattr(holder, "__dict__") else None
+    # Below a replaced class (a decorator may have made a new one) the inherited namespaces are looked through too.
+    spaces = [vars(base) for base in holder.__mro__] if isinstance(holder, type) else [getattr(holder, "__dict__", {})]
+    for space in spaces:
+        if last in space:
+            _collect(space[last], new, found, set(), 0)
+    if not found:
+        for candidate in gc.get_objects():
+            if type(candidate) is FunctionType and same_place(candidate.__code__, new):
+                found[id(candidate)] = candidate
+    if not found:
+        raise CannotSwap("no live function runs the code of that line: it was replaced, or it is not defined here")
+    for function in found.values():
+        check_compatible(function.__code__, new)
+    return list(found.values())
+
+
+def same_place(code: CodeType, new: CodeType) -> bool:
+    """Whether two code objects come from the same definition."""
+    return (
+        code.co_firstlineno == new.co_firstlineno
+        and code.co_name == new.co_name
+        and (
+            code.co_filename == new.co_filename
+            or code.co_filename.rpartition("/")[2] == new.co_filename.rpartition("/")[2]
+        )
+    )
+
+
+def check_compatible(old: CodeType, new: CodeType) -> None:
+    """Raise CannotSwap unless ``new`` can stand in for ``old`` in a live function."""
+    if old.co_freevars != new.co_freevars:
+        raise CannotSwap(f"its free variables would change from {old.co_freevars} to {new.co_freevars}")
+    count = old.co_argcount + old.co_kwonlyargcount
+    parameters = (old.co_argcount, old.co_posonlyargcount, old.co_kwonlyargcount, old.co_flags & 0x2AC)
+    others = (new.co_argcount, new.co_posonlyargcount, new.co_kwonlyargcount, new.co_flags & 0x2AC)
+    if parameters != others or old.co_varnames[:count] != new.co_varnames[:count]:
+        raise CannotSwap("its parameters are not those of the source")
+
+
+def bind(code: CodeType, pairs: Dict[int, Pair], filename: str) -> CodeType:
+    """``code`` with its placeholder constants replaced by the functions of ``pairs`` (by point id), recursively."""
+    consts = []
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            const = bind(const, pairs, filename)
+        elif isinstance(const, str) and const.startswith(BEGIN):
+            const = pairs[int(const[len(BEGIN) :])][0]
+        elif isinstance(const, str) and const.startswith(END):
+            const = pairs[int(const[len(END) :])][1]
+        consts.append(const)
+    return code.replace(co_consts=tuple(consts), co_filename=filename)
+
+
+def running_codes() -> Set[int]:
+    """The ids of the code objects of every frame on every thread's stack now (code objects compare by value)."""
+    codes: Set[int] = set()
+    for frame in sys._current_frames().values():
+        at: Any = frame
+        while at is not None:
+            codes.add(id(at.f_code))
+            at = at.f_back
+    return codes
+
+
+def stack_codes() -> Set[int]:
+    """The ids of the code objects of the frames on this thread's stack."""
+    codes: Set[int] = set()
+    at: Any = sys._getframe(1)
+    while at is not None:
+        codes.add(id(at.f_code))
+        at = at.f_back
+    return codes
+
+
+class Swap:
+    """One outermost function with its points: the original code, the probed code, and which of them is in.
+
+    ``state`` is ``out``, ``in`` or ``cycle`` (the cycle point alone, while probes go in and out at random).
+    """
+
+    def __init__(self, entry: Dict[str, Any], functions: List[FunctionType], pairs: Dict[int, Pair]) -> None:
+        self.qualname: str = entry["qualname"]
+        self.points: List[int] = list(entry["points"])
+        self.functions = functions
+        self.original: CodeType = functions[0].__code__
+        self.originals = [function.__code__ for function in functions]
+        self.reason = ""
+        self.state = "out"
+        self._source: CodeType = entry["code"]
+        self._cycle_source: Optional[CodeType] = entry.get("cycle_code")
+        self.rebind(pairs)
+
+    def rebind(self, pairs: Dict[int, Pair]) -> None:
+        """Make the probed code anew from ``pairs``; what is in stays in."""
+        filename = self.original.co_filename
+        self.probed: CodeType = bind(self._source, pairs, filename)
+        self.cycle_only = bind(self._cycle_source, pairs, filename) if self._cycle_source is not None else None
+        if self.state != "out":
+            self.put(self.state)
+
+    def on_stack(self, running: Set[int], probed: bool) -> bool:
+        """Whether a frame of the probed code (or else of the original) is among ``running``, as ids of code objects."""
+        codes = [self.probed, self.cycle_only] if probed else self.originals
+        return any(id(code) in running for code in codes)
+
+    def put(self, state: str) -> None:
+        """Assign the code of ``state`` to every function of this place."""
+        for function, original in zip(self.functions, self.originals):  # noqa: B905 (3.9)
+            code = original
+            if state == "in":
+                code = self.probed
+            elif state == "cycle" and self.cycle_only is not None:
+                code = self.cycle_only
+            if function.__code__ is not code:
+                function.__code__ = code
+        self.state = state
+
+
+def _collect(value: Any, new: CodeType, found: Dict[int, FunctionType], seen: Set[int], depth: int) -> None:
+    """Follow decorators: wrapped functions, descriptors, partials, closure cells, callable objects."""
+    if depth > _DEPTH or id(value) in seen or value is None:
+        return
+    seen.add(id(value))
+    if type(value) is FunctionType:
+        if same_place(value.__code__, new):
+            found[id(value)] = value
+            return
+        for cell in value.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            if callable(content) or isinstance(content, (staticmethod, classmethod, property)):
+                _collect(content, new, found, seen, depth + 1)
+    for name in ("__wrapped__", "__func__", "func", "fget", "fset", "fdel"):
+        # Read statically: a descriptor of the server's must not run here.
+        inner = _static(value, name)
+        if callable(inner):
+            _collect(inner, new, found, seen, depth + 1)
+    if not isinstance(value, (type, FunctionType, ModuleType)):
+        space = getattr(value, "__dict__", None)
+        if isinstance(space, dict):
+            for inner in list(space.values()):
+                if isinstance(inner, FunctionType):
+                    _collect(inner, new, found, seen, depth + 1)
+
+
+def _static(value: Any, name: str) -> Any:
+    space = getattr(value, "__dict__", None)
+    if isinstance(space, dict) and name in space:
+        return space[name]
+    if isinstance(value, (staticmethod, classmethod, property)) or type(value).__module__ in ("functools", "builtins"):
+        return getattr(value, name, None)
+    return None

@@ -1,0 +1,110 @@
+"""Value paths, compiled to getters. Only ints and lists of ints that already are on the host are taken."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+MAX_ITEMS = 4096
+_PLAIN = (list, tuple, dict)
+Step = Callable[[Any], Any]
+
+
+class NotAPlainValue(Exception):
+    """What a path led to is no host integer or list of them (a device tensor, say): it is not read, only counted."""
+
+
+def compile_path(path: str) -> Tuple[str, List[Step]]:
+    """Split a path into its root (``return``, ``self``, ``argN``, ``kw.NAME``) and the steps after it.
+
+    Raises ValueError where the path breaks the grammar ``.attr``, ``[3]``, ``["key"]``, ``|len``, ``|sum``.
+    """
+    body, *filters = path.split("|")
+    root, rest = _split_root(body)
+    steps: List[Step] = []
+    while rest:
+        if rest.startswith("["):
+            inside, closed, rest = rest[1:].partition("]")
+            if not closed:
+                raise ValueError(f"unclosed bracket in {path!r}")
+            steps.append(_item(_index(inside, path)))
+        else:
+            end = min([at for at in (rest.find(".", 1), rest.find("[", 1)) if at > 0], default=len(rest))
+            name = rest[1:end]
+            if rest[0] != "." or not name.isidentifier():
+                raise ValueError(f"bad path {path!r}")
+            steps.append(_attribute(name))
+            rest = rest[end:]
+    for word in filters:
+        if word not in ("len", "sum"):
+            raise ValueError(f"unknown filter {word!r} in {path!r}")
+        steps.append(_length if word == "len" else _total)
+    return root, steps
+
+
+def follow(start: Any, attributes: Sequence[str], steps: Sequence[Step]) -> List[int]:
+    """The integers a path leads to. Raises NotAPlainValue, or what reading an attribute or item raises."""
+    value = start
+    for name in attributes:
+        value = getattr(value, name)
+    for step in steps:
+        value = step(value)
+    return integers(value)
+
+
+def integers(value: Any) -> List[int]:
+    """``value`` as a list of ints: an int, a list or tuple of ints, or a numpy array or scalar of integers."""
+    kind = type(value)
+    if kind is int or kind is bool:
+        return [int(value)]
+    if kind.__module__ == "numpy" and hasattr(value, "tolist") and getattr(value.dtype, "kind", "") in "iub":
+        plain = value.tolist()
+        return integers(plain)
+    if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
+        if all(type(item) is int or type(item) is bool for item in value):
+            return [int(item) for item in value]
+        if value and all(type(item).__module__ == "numpy" and getattr(item, "ndim", 1) == 0 for item in value):
+            return [integers(item)[0] for item in value]
+    raise NotAPlainValue(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def _split_root(body: str) -> Tuple[str, str]:
+    if body.startswith("kw."):
+        ends = [at for at in (body.find(".", 3), body.find("[", 3)) if at > 0]
+    else:
+        ends = [at for at in (body.find("."), body.find("[")) if at > 0]
+    end = min(ends, default=len(body))
+    root = body[:end]
+    known = root in ("return", "self") or root.startswith("kw.") or (root[:3] == "arg" and root[3:].isdigit())
+    if not known:
+        raise ValueError(f"unknown root {root!r}")
+    return root, body[end:]
+
+
+def _index(text: str, path: str) -> Any:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"bad index [{text}] in {path!r}") from None
+
+
+def _attribute(name: str) -> Step:
+    return lambda value: getattr(value, name)
+
+
+def _item(index: Any) -> Step:
+    def get(value: Any) -> Any:
+        if not isinstance(value, _PLAIN):
+            raise NotAPlainValue(f"an item of a {type(value).__qualname__}")
+        return value[index]
+
+    return get
+
+
+def _length(value: Any) -> Any:
+    return len(value)
+
+
+def _total(value: Any) -> Any:
+    return sum(integers(value))
