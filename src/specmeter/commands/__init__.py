@@ -35,4 +35,6 @@ class Entry:
 ENTRIES: tuple[Entry, ...] = (
     Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
     Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
+    Entry("train", "train", "Train an EAGLE-3 head on data that the target writes itself."),
+    Entry("check", "check", "Check target and draft: is the head fed what it was trained on?"),
 )

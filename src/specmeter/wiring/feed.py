@@ -17,6 +17,8 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("dspark_target_layer_ids",),
     ("target_layer_ids",),
 )
+# Physical states, k meaning H[k], as heads of the embedded engine state them.
+CAPTURE: tuple[tuple[str, ...], ...] = (("specmeter_capture",), ("eagle_config", "specmeter_capture"))
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Feed:
     ``reader`` tells apart code paths of one engine (vLLM's two model runners). ``key`` is where the ids were read
     (None: nowhere, so the model's default holds), ``ids`` as read. ``states`` are the k of H[k] that reach the draft,
     in order; None when the source's form is not recognised. ``graph_states`` are those of captured CUDA graphs where
-    they differ. ``lost`` are ids that no layer ever meets. ``refusal`` says why the engine does not start or fails at its
-    first forward. ``origin`` is "source" or "table". ``reads`` are all keys that would be understood, ``used`` tells
-    whether this reader is the engine's default, ``fixed_states`` the number of states its head class insists on.
+    they differ. ``lost`` are ids that no layer ever meets. ``refusal`` says why the engine does not start or fails at
+    its first forward. ``origin`` is "source" or "table". ``reads`` are all keys that would be understood, ``used``
+    tells whether this reader is the engine's default, ``fixed_states`` the number of states its head class insists on.
     """
 
     engine: str

@@ -42,6 +42,8 @@ _SINCE: dict[str, dict[str, Version]] = {
         "DeepseekV3ForCausalLM": (0, 18),
         "KimiK25ForConditionalGeneration": (0, 18),
         "MiniMaxM2ForCausalLM": (0, 20),
+        "Qwen3MoeForCausalLM": (0, 11, 2),
+        "GptOssForCausalLM": (0, 11),
         "Glm4MoeForCausalLM": (1000,),
     },
 }
@@ -151,7 +153,7 @@ def _sglang_ignores(number: Version) -> tuple[str, ...]:
 def _vllm(version: str, number: Version, target: Shape, config: Mapping[str, object], has_triton: bool) -> list[Feed]:
     first = _vllm_v1_keys(number)
     feeds = [_vllm_feed(version, number, "model runner V1", first, target, config)]
-    if number >= (0, 18):
+    if number >= (0, 17):
         second: tuple[tuple[str, ...], ...] = (TOP, _DFLASH) if number >= (0, 24) else (TOP,)
         if number >= (0, 28):
             second = (*second, ("eagle_config", "layer_ids"))
