@@ -21,7 +21,8 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _VALUE = re.compile(r"""(return|self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\]|\["[^"\]]*"\])*(\|(len|sum))?$""")
 _PATH_HINT = 'a path is self|argN|kw.NAME|return, then .attr, [N] or ["key"], and may end in |len or |sum; no calls'
 
-_RECIPE = {"schema", "engine", "about", "versions", "runner", "point"}
+_RECIPE = {"schema", "engine", "about", "modes", "versions", "runner", "point"}
+_MODES = ("decode", "prefill", "mixed")
 _VERSIONS = {"dist", "range"}
 _RUNNER = {"name", "range", "about"}
 _POINT = {"name", "role", "kind", "clock", "required", "step", "runner", "range", "about", "anchors", "values"}
@@ -92,6 +93,8 @@ def problems(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
     points = _tables(found, "recipe", recipe, "point")
     for number, point in enumerate(points, 1):
         _check_point(found, f"point {number} ({point.get('name', 'no name')})", point, names)
+    _check_names(found, points)
+    _check_modes(found, recipe.get("modes", {}))
     if points and not any(point.get("role") == "cycle" for point in points):
         found.add("recipe", "no point has role = 'cycle', so records could not be divided into cycles")
     return found.found
@@ -105,6 +108,25 @@ def _tables(found: _Problems, where: str, item: Mapping[str, Any], key: str) -> 
     if not value and key in ("versions", "point") and key in item:
         found.add(where, f"{key} is empty")
     return value
+
+
+def _check_names(found: _Problems, points: list[Mapping[str, Any]]) -> None:
+    roles: dict[object, object] = {}
+    for number, point in enumerate(points, 1):
+        name, role = point.get("name"), point.get("role")
+        if roles.setdefault(name, role) != role:
+            found.add(
+                f"point {number} ({name})", f"role = {role!r}, but an earlier point of that name is {roles[name]!r}"
+            )
+
+
+def _check_modes(found: _Problems, modes: object) -> None:
+    fits = isinstance(modes, dict) and all(
+        key in _MODES and isinstance(numbers, list) and all(type(number) is int for number in numbers)
+        for key, numbers in modes.items()
+    )
+    if not fits:
+        found.add("recipe", f"modes is a table of lists of numbers for {', '.join(_MODES)}")
 
 
 def _check_point(found: _Problems, where: str, point: Mapping[str, Any], runners: tuple[str, ...]) -> None:

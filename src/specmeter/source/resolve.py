@@ -30,8 +30,8 @@ def engines(recipes: Sequence[Mapping[str, Any]], entries: Sequence[str]) -> Lis
 def resolve_recipes(request: Mapping[str, Any]) -> Plain:
     """The plan's parts for the recipes of one engine, all of which the request holds under ``recipes``.
 
-    Gives ``engine, engine_version, python, runners, points, refused, conflicts, value_ids, code``. Raises SourceError
-    when the engine is not there or its version is outside every range.
+    Gives ``engine, engine_version, python, modes, runners, points, refused, conflicts, value_ids, code``. Raises
+    SourceError when the engine is not there or its version is outside every range.
     """
     recipes = request["recipes"]
     version, entries = _version_and_entries(request)
@@ -57,6 +57,7 @@ def resolve_recipes(request: Mapping[str, Any]) -> Plain:
         "engine": recipes[0]["engine"],
         "engine_version": version,
         "python": python_facts(),
+        "modes": recipes[0].get("modes"),
         "runners": _runners(recipes, version, refused),
         "points": points,
         "refused": refused,
