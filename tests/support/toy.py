@@ -30,7 +30,8 @@ for name in ("specmeter", "specmeter.source"):
     sys.modules[name] = package
 from specmeter.source.rewrite import rewrite_module
 job = json.load(sys.stdin)
-out = rewrite_module(ast.parse(open(job["path"], "rb").read()), job["path"], job["module"], job["sha256"], job["points"])
+tree = ast.parse(open(job["path"], "rb").read())
+out = rewrite_module(tree, job["path"], job["module"], job["sha256"], job["points"])
 out["blob"] = base64.b64encode(out["blob"]).decode()
 out["magic"] = importlib.util.MAGIC_NUMBER.hex()
 json.dump(out, sys.stdout)
@@ -125,7 +126,7 @@ def make_toy(folder: Path, module: str, source: str, marks: list[Mark], python: 
 
 
 def records(ring: Path | None) -> np.ndarray[Any, Any]:
-    """The completed records of a ring that has not wrapped, in slot order. Reads with numpy alone, not with the trace."""
+    """The completed records of a ring that has not wrapped, in slot order (not through the trace's reader)."""
     assert ring is not None, "the process made no ring"
     dtype = np.dtype("<i8,<i8,<u4,<u2,u1,u1,<i4,<u4")
     dtype.names = ("t0", "t1", "cycle", "point", "kind", "lane", "value", "seq")

@@ -37,4 +37,9 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
     Entry("train", "train", "Train an EAGLE-3 head on data that the target writes itself."),
     Entry("check", "check", "Check target and draft: is the head fed what it was trained on?"),
+    Entry("run", "run", "Start a server with the runtime in it: dormant until armed."),
+    Entry("env", "env", "Print the variables that put the runtime into a pod, unit file or shell."),
+    Entry("arm", "arm", "Put the probes in, in a running server."),
+    Entry("disarm", "disarm", "Take the probes out: the original code objects are back."),
+    Entry("status", "status", "Links and their processes: what is armed, hit, refused."),
 )

@@ -1,0 +1,120 @@
+"""``specmeter status``: the links of this user and what each of their processes says about itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from specmeter import __version__
+from specmeter.commands.link_options import add_link_arguments
+from specmeter.control.hits import count_hits
+from specmeter.control.link import Link, find_link, links
+from specmeter.control.processes import Ack, Process, processes
+from specmeter.errors import Exit
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``status``."""
+    add_link_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every link, or the one that is named."""
+    chosen = [find_link(args.link)] if args.link else links()
+    described = [_describe(link) for link in chosen]
+    if args.json:
+        _print_json("status", {"links": described})
+        return 0
+    if not described:
+        print("No link: no server was started by `specmeter run` for this user.")
+    for entry in described:
+        _print_link(entry)
+    return 0
+
+
+def print_outcome(command: str, link: Link, ack: Ack, as_json: bool) -> int:
+    """Print what the processes answered to ``command``; returns 0, or 4 when a live one stayed silent."""
+    code = Exit.SERVER_FAILED if ack.silent else Exit.DONE
+    if as_json:
+        result = _describe(link)
+        result.update(generation=ack.generation, silent=[process.pid for process in ack.silent])
+        _print_json(command, result)
+        return int(code)
+    if not ack.done and not ack.silent:
+        print(f"Link {link.id}: no process has imported a module of the plan yet; those to come will follow.")
+    else:
+        _print_link(_describe(link))
+    for process in ack.silent:
+        print(f"process {process.pid} did not answer: its control thread is gone, or the process is stopped")
+    return int(code)
+
+
+def _describe(link: Link) -> dict[str, Any]:
+    document = link.document()
+    names = {int(point["id"]): str(point["name"]) for point in link.plan()["points"]}
+    found = [_describe_process(process, names) for process in processes(link)]
+    reason = None if found else "no process has imported a module of the plan with the runtime on its path"
+    wanted = document["state"]
+    return {
+        "link": link.id,
+        "path": str(link.path),
+        "command": document["command"],
+        "armed": bool(wanted["armed"]),
+        "generation": int(wanted["generation"]),
+        "processes": found,
+        "reason": reason,
+    }
+
+
+def _describe_process(process: Process, names: dict[int, str]) -> dict[str, Any]:
+    report = process.report
+    hits = count_hits(process.ring)
+    keys = ("engine", "rank", "world", "armed", "generation", "modules", "refused", "in_flight", "faults", "lanes")
+    return {
+        "pid": process.pid,
+        "alive": process.alive,
+        **{key: report.get(key) for key in keys},
+        "points": [
+            {
+                "id": id,
+                "name": names.get(id),
+                "armed": id in report.get("armed_points", ()),
+                "hits": hits.get(id, 0),
+            }
+            for id in report.get("points", ())
+        ],
+        "disarmed": [{**entry, "name": names.get(entry["point"])} for entry in report.get("disarmed", ())],
+        "refused_values": report.get("refused_values", {}),
+    }
+
+
+def _print_link(entry: dict[str, Any]) -> None:
+    state = "armed" if entry["armed"] else "dormant"
+    print(f"link {entry['link']}  {state}  {' '.join(entry['command'])}")
+    if entry["reason"]:
+        print(f"  {entry['reason']}")
+    for process in entry["processes"]:
+        _print_process(process)
+
+
+def _print_process(process: dict[str, Any]) -> None:
+    points = process["points"]
+    armed = sum(point["armed"] for point in points)
+    hit = sum(point["hits"] > 0 for point in points)
+    rank = "" if process["rank"] is None else f"  rank {process['rank']}"
+    ended = "" if process["alive"] else "  (ended)"
+    print(f"  process {process['pid']}{ended}{rank}  {armed} of {len(points)} points armed, {hit} hit")
+    for entry in process["refused"]:
+        print(f"    refused: {entry['module']}: {entry['reason']}")
+    for entry in process["disarmed"]:
+        print(f"    disarmed itself: {entry['name']} ({entry['exception']})")
+    for qualname in process["in_flight"] or ():
+        print(f"    a frame of {qualname} is still in flight with its probes; it records nothing more")
+    for fault in process["faults"] or ():
+        print(f"    fault: {fault}")
+
+
+def _print_json(command: str, result: dict[str, Any]) -> None:
+    document = {"schema": f"specmeter/{command}/1", "version": __version__, "command": command, "result": result}
+    print(json.dumps({**document, "warnings": []}))

@@ -1,0 +1,39 @@
+"""From a server's command line to a link that is ready for it: interpreter, plan, code, directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specmeter.control.launch import interpreter_of
+from specmeter.control.link import Link, make_link
+from specmeter.recipes.planner import build_plan
+
+
+def prepare_link(
+    command: Sequence[str],
+    *,
+    engine: str | None = None,
+    python: Path | None = None,
+    recipe: Path | None = None,
+    link_id: str | None = None,
+    base: Path | None = None,
+    armed: bool = False,
+    capacity: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Link:
+    """Plan for the interpreter of ``command`` (or ``python``) and make the link. Raises SpecmeterError."""
+    environment = dict(os.environ if env is None else env)
+    interpreter = python or interpreter_of(command, environment)
+    planned = build_plan(interpreter, engine, recipe, env=environment)
+    return make_link(
+        planned.plan,
+        planned.code,
+        link_id=link_id,
+        base=base,
+        # The program alone: arguments may hold keys.
+        command=[Path(command[0]).name] if command else [],
+        armed=armed,
+        capacity=capacity,
+    )
