@@ -1,0 +1,286 @@
+"""From rings to a Trace: cycles, and for each cycle the self time and calls of every named point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.errors import SpecmeterError
+from specmeter.runtime import layout
+from specmeter.trace.cycles import CycleSources, CycleTable, build_cycles, cycle_at
+from specmeter.trace.merge import merge
+from specmeter.trace.plan import CYCLE, LEAF, OVERLAPPED, PlanIndex, index_plan, phase_of
+from specmeter.trace.requests import Request
+from specmeter.trace.ring import Ring, read_ring
+from specmeter.trace.spans import LaneSpans, lane_spans, outside_of_cycles
+from specmeter.trace.values import read_values
+
+_WORK = ("draft", "verify", "accept", "extend")
+
+
+@dataclass(frozen=True)
+class SpanColumns:
+    """Spans of one thread, one entry a span.
+
+    ``cycle`` is -1 before the first one, ``name`` an index in the plan's names, ``step`` the draft step (0: none);
+    ``inside`` says that the span is part of its cycle's time and does not run beside it.
+    """
+
+    pid: int
+    rank: int
+    cycle: NDArray[np.int64]
+    name: NDArray[np.int16]
+    step: NDArray[np.int32]
+    t0_ns: NDArray[np.int64]
+    dur_ns: NDArray[np.int64]
+    self_ns: NDArray[np.int64]
+    inside: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's cycles and what they were spent on.
+
+    ``self_ns`` and ``calls`` have the shape (cycles, names of the plan); ``outside_ns`` likewise, for work that ran
+    beside the cycle (other threads, overlapped points). ``steps_ns`` gives, for each name that is called in a loop, an
+    array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered.
+    """
+
+    host: str
+    pid: int
+    rank: int
+    cycles: CycleTable
+    self_ns: NDArray[np.float64]
+    calls: NDArray[np.int32]
+    outside_ns: NDArray[np.float64]
+    steps_ns: dict[str, NDArray[np.float64]]
+    spans: tuple[SpanColumns, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recording: the plan, the requests, and each rank's cycles, the leading rank first."""
+
+    plan: Mapping[str, Any]
+    index: PlanIndex
+    requests: tuple[Request, ...]
+    ranks: tuple[RankTrace, ...]
+    records: int
+    overwritten: int
+    holes: int
+
+    @property
+    def main(self) -> RankTrace:
+        """The rank that the report shows: the lowest one."""
+        return self.ranks[0]
+
+
+def load_link(link_dir: Path, requests: Sequence[Request] = ()) -> Trace:
+    """Read the plan and every ring of a link directory. Raises SpecmeterError when nothing was recorded."""
+    path = link_dir / "plan.json"
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecmeterError(f"The plan {path} cannot be read", str(error)) from error
+    return load_rings(sorted(link_dir.glob("*.ring")), plan, requests)
+
+
+def load_rings(rings: Sequence[Path], plan: Mapping[str, Any], requests: Sequence[Request] = ()) -> Trace:
+    """Read rings and reduce them to cycles and phases.
+
+    ``requests`` must carry times of the same machine's perf_counter. Raises SpecmeterError when a ring is damaged or
+    no cycle was recorded.
+    """
+    index = index_plan(plan)
+    read = [read_ring(path) for path in rings]
+    processes = [_Process(ring, lane_spans(ring, index)) for ring in read if len(ring.records)]
+    masters, followers = _masters(processes, index)
+    if not masters:
+        raise SpecmeterError(
+            "No cycle was recorded",
+            f"{len(read)} ring files hold {sum(len(r.records) for r in read)} records, none of the plan's cycle point.",
+            "Check with `specmeter status` that the probes were armed while requests ran.",
+        )
+    ranks = [_rank(*pair, index, requests) for pair in _pairs(masters, followers)]
+    ranks.sort(key=lambda r: (r.rank < 0, r.rank, -len(r.cycles)))
+    return Trace(
+        plan, index, tuple(requests), tuple(ranks), sum(len(r.records) for r in read),
+        sum(r.overwritten for r in read), sum(r.holes for r in read),
+    )  # fmt: skip
+
+
+class _Process:
+    """A ring with its threads' spans; ``main`` is the thread that runs the cycles, or else the busiest one."""
+
+    def __init__(self, ring: Ring, lanes: dict[int, LaneSpans]) -> None:
+        self.ring = ring
+        self.lanes = lanes
+        self.main = max(lanes, key=lambda lane: self._weight(lanes[lane]), default=-1)
+
+    @staticmethod
+    def _weight(spans: LaneSpans) -> tuple[int, int]:
+        return int(np.count_nonzero(spans.role == CYCLE)), int(spans.dur[spans.role == LEAF].sum())
+
+    @property
+    def spans(self) -> LaneSpans:
+        return self.lanes[self.main]
+
+    def cycle_names(self) -> set[int]:
+        if self.main < 0:
+            return set()
+        return set(np.unique(self.spans.name[self.spans.role == CYCLE]).tolist())
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        return self.ring.header.host, self.ring.header.boot_id
+
+
+def _masters(processes: list[_Process], index: PlanIndex) -> tuple[list[_Process], list[_Process]]:
+    """Split into processes whose cycles count and processes that work for them.
+
+    Where an engine core has its own cycle point (named ``*.core``) it leads, and its workers follow.
+    """
+    named = [(p, {index.names[n] for n in p.cycle_names()}) for p in processes]
+    core = any(name.endswith(".core") for _p, names in named for name in names)
+    masters = [p for p, names in named if names and (not core or any(n.endswith(".core") for n in names))]
+    work = {i for i, name in enumerate(index.names) if phase_of(name) in _WORK}
+    followers = [
+        p for p in processes if p not in masters and p.main >= 0
+        and (p.cycle_names() or work & set(np.unique(p.spans.name).tolist()))
+    ]  # fmt: skip
+    return masters, followers
+
+
+def _pairs(masters: list[_Process], followers: list[_Process]) -> list[tuple[_Process, _Process | None]]:
+    pairs: list[tuple[_Process, _Process | None]] = []
+    for master in masters:
+        rank = master.ring.header.rank
+        mine = [f for f in followers if f.machine == master.machine]
+        if len(masters) > 1:
+            mine = [f for f in mine if f.ring.header.rank == rank]
+        pairs.extend([(master, f) for f in mine] or [(master, None)])
+    return pairs
+
+
+def _rank(master: _Process, worker: _Process | None, index: PlanIndex, requests: Sequence[Request]) -> RankTrace:
+    spans = master.spans
+    at = np.flatnonzero(spans.role == CYCLE)
+    order = np.argsort(spans.t0[at], kind="stable")
+    starts = spans.t0[at][order]
+    ends = starts + spans.dur[at][order]
+    cycles = build_cycles(_sources(master, worker, starts, ends, index), index, requests)
+    if worker is None:
+        parts = [(master, spans, spans.self_ns(), spans.role != OVERLAPPED)]
+    else:
+        core_self, worker_self, counted = merge(spans, worker.spans)
+        parts = [(master, spans, core_self, spans.role != OVERLAPPED), (worker, worker.spans, worker_self, counted)]
+    columns = [_columns(*part, starts, index) for part in parts]
+    beside = [
+        _columns(p, lane, lane.self_ns(), np.zeros(len(lane), bool), starts, index)
+        for p in (master, worker) if p is not None
+        for number, lane in p.lanes.items() if number != p.main
+    ]  # fmt: skip
+    shape = (len(starts), len(index.names))
+    loops = {name: _steps(columns, i, len(starts)) for i, name in enumerate(index.names) if index.loops[i]}
+    header = master.ring.header
+    return RankTrace(
+        header.host, header.pid, worker.ring.header.rank if worker else header.rank, cycles,
+        _total([(c, c.self_ns, c.inside) for c in columns], shape),
+        _total([(c, None, c.inside) for c in columns], shape).astype(np.int32),
+        _total([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
+        {name: steps for name, steps in loops.items() if steps.shape[1]},
+        (*columns, *beside),
+    )  # fmt: skip
+
+
+def _sources(
+    master: _Process, worker: _Process | None, starts: NDArray[np.int64], ends: NDArray[np.int64], index: PlanIndex
+) -> CycleSources:
+    values = read_values([master.ring], index)
+    if worker is not None:
+        # The worker repeats some of the core's values; only those that the core does not have are taken from it.
+        own = {name for name in values.names if len(values.pick(name))}
+        values = read_values([master.ring, worker.ring], index, skip_after_first=own)
+    rings = [master.ring] if worker is None else [master.ring, worker.ring]
+    marks = master.ring.records[
+        (master.ring.records["kind"] == layout.KIND_MARK) & (master.ring.records["point"] == layout.POINT_SAMPLING)
+    ]
+    return CycleSources(
+        starts, ends, values, np.concatenate([_prefill_times(r, index) for r in rings]),
+        np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1),
+    )  # fmt: skip
+
+
+def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:
+    names = [i for i, name in enumerate(index.names) if name.startswith("prefill")]
+    if not names:
+        return np.zeros(0, np.int64)
+    ids = np.isin(index.name_of, names)
+    records = ring.records
+    found = ids[records["point"]] & ((records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK))
+    return np.ascontiguousarray(records["t0"][found])
+
+
+def _columns(
+    process: _Process,
+    spans: LaneSpans,
+    self_ns: NDArray[np.int64],
+    counted: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+    index: PlanIndex,
+) -> SpanColumns:
+    cycle = cycle_at(starts, spans.t0)
+    inside = counted & (cycle >= 0)
+    outer = outside_of_cycles(spans, starts)
+    if bool(outer.any()):
+        inside &= ~outer
+    step = np.zeros(len(spans), np.int32)
+    for name, loops in enumerate(index.loops):
+        if loops:
+            at = np.flatnonzero((spans.name == name) & spans.loop)
+            step[at] = _ordinal(cycle[at]) + 2
+    header = process.ring.header
+    return SpanColumns(header.pid, header.rank, cycle, spans.name, step, spans.t0, spans.dur, self_ns, inside)
+
+
+def _ordinal(group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each entry's place among its neighbours of the same group, from 0; equal groups stand together."""
+    place = np.arange(len(group))
+    first = np.ones(len(group), bool)
+    first[1:] = group[1:] != group[:-1]
+    ordinal: NDArray[np.int64] = place - np.maximum.accumulate(np.where(first, place, 0))
+    return ordinal
+
+
+def _steps(columns: list[SpanColumns], name: int, count: int) -> NDArray[np.float64]:
+    """Self time (cycles, steps from the second) of a name that is called in a loop."""
+    picked = [(c, np.flatnonzero(c.inside & (c.name == name) & (c.step > 0))) for c in columns]
+    width = max((int(c.step[at].max()) - 1 for c, at in picked if len(at)), default=0)
+    flat = np.zeros(count * width)
+    for c, at in picked:
+        if len(at):
+            cell = c.cycle[at] * width + c.step[at] - 2
+            flat += np.bincount(cell, weights=c.self_ns[at], minlength=count * width)
+    return flat.reshape(count, width)
+
+
+def _total(
+    parts: list[tuple[SpanColumns, NDArray[np.int64] | None, NDArray[np.bool_]]], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Weights (or calls) summed over spans into a (cycles, names) array."""
+    flat = np.zeros(shape[0] * shape[1])
+    for spans, weights, keep in parts:
+        keep = keep & (spans.cycle >= 0)
+        if not bool(keep.any()):
+            continue
+        cell = spans.cycle * shape[1] + spans.name
+        if not bool(keep.all()):
+            cell, weights = cell[keep], None if weights is None else weights[keep]
+        flat += np.bincount(cell, weights=weights, minlength=len(flat))
+    return flat.reshape(shape)

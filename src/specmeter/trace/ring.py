@@ -1,0 +1,212 @@
+"""Reads ring files: the header is checked, and only records whose commit mark is right are handed on.
+
+Nothing here loops over records: a ring is mapped and seen as one numpy structured array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.errors import SpecmeterError
+from specmeter.runtime import layout
+
+RECORD_DTYPE = np.dtype(
+    {
+        "names": ["t0", "t1", "cycle", "point", "kind", "lane", "value", "seq"],
+        "formats": ["<i8", "<i8", "<u4", "<u2", "u1", "u1", "<i4", "<u4"],
+        "offsets": [0, 8, 16, 20, 22, 23, 24, 28],
+        "itemsize": layout.RECORD_SIZE,
+    }
+)
+Records = NDArray[np.void]
+
+_KINDS = layout.KIND_DROPPED + 1
+_SEQ_SPAN = 1 << 32
+# Records that threads had begun and a kill cut off; more holes than this mean a damaged file.
+_MAX_HOLES = 256
+
+
+@dataclass(frozen=True)
+class RingHeader:
+    """What the writer said about itself when it made the ring.
+
+    ``capacity`` is in records; ``perf_counter_ns`` and ``time_ns`` were read together and map the host clock to the
+    calendar; ``rank`` and ``world`` are -1 when the writer did not know them; ``plan_sha256`` is hexadecimal.
+    """
+
+    path: Path
+    capacity: int
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    rank: int
+    world: int
+    plan_sha256: str
+    perf_counter_ns: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One process's completed records in the order of writing.
+
+    ``records`` has the dtype RECORD_DTYPE; ``first_position`` is the life position (from 0) of the first of them;
+    ``overwritten`` counts records lost to wrap-around, ``holes`` slots that a thread had taken but not completed.
+    """
+
+    header: RingHeader
+    records: Records
+    first_position: int
+    overwritten: int
+    holes: int
+
+
+def read_ring(path: Path) -> Ring:
+    """Read every completed record of a ring file.
+
+    Raises SpecmeterError when the file is no ring, is truncated, or holds marks or fields that no writer could have
+    written.
+    """
+    header = read_header(path)
+    slots = np.memmap(path, dtype=RECORD_DTYPE, mode="r", offset=layout.HEADER_SIZE, shape=(header.capacity,))
+    marks = np.ascontiguousarray(slots["seq"])
+    good, first, last = _complete(path, marks, header.capacity)
+    if last < first:
+        return Ring(header, slots[:0], 0, 0, 0)
+    wanted = last - first + 1
+    low, high = first % header.capacity, last % header.capacity
+    if low <= high:
+        records, good = slots[low : high + 1], good[low : high + 1]
+    else:
+        records = np.concatenate([slots[low:], slots[: high + 1]])
+        good = np.concatenate([good[low:], good[: high + 1]])
+    holes = wanted - int(np.count_nonzero(good))
+    if holes > min(_MAX_HOLES, wanted):
+        _damaged(path, f"{holes} of its {wanted} records carry no commit mark")
+    if holes:
+        records = records[good]
+    _check_fields(path, records)
+    return Ring(header, records, first, first, holes)
+
+
+def read_header(path: Path) -> RingHeader:
+    """Read and check a ring's header against the layout and the file's size. Raises SpecmeterError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(layout.HEADER_SIZE)
+        size = path.stat().st_size
+    except OSError as error:
+        raise SpecmeterError(f"The ring {path} cannot be read", str(error.strerror)) from error
+    if len(raw) < layout.HEADER_SIZE or raw[:8] != layout.MAGIC:
+        _damaged(path, "it does not start with a ring header")
+    fields = layout.HEADER.unpack_from(raw)
+    _magic, version, record_size, capacity, pid, ticks, boot, host, rank, world, sha, perf_ns, time_ns = fields
+    if version != layout.LAYOUT_VERSION or record_size != layout.RECORD_SIZE:
+        raise SpecmeterError(
+            f"The ring {path} has layout {version} with records of {record_size} bytes",
+            f"This specmeter reads layout {layout.LAYOUT_VERSION} with records of {layout.RECORD_SIZE} bytes.",
+            "Read it with the specmeter version whose runtime wrote it.",
+        )
+    if capacity < 1 or size != layout.HEADER_SIZE + capacity * layout.RECORD_SIZE:
+        _damaged(path, f"its header states {capacity} records, which does not fit its size of {size} bytes")
+    return RingHeader(
+        path, capacity, pid, ticks, _text(path, boot), _text(path, host), rank, world, sha.hex(), perf_ns, time_ns
+    )
+
+
+class RingCursor:
+    """Reads a ring that is still being written, a piece at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.header = read_header(path)
+        self._slots = np.memmap(
+            path, dtype=RECORD_DTYPE, mode="r", offset=layout.HEADER_SIZE, shape=(self.header.capacity,)
+        )
+        self.next_position = 0
+        self.lost = 0
+
+    def poll(self, limit: int = 1 << 20) -> Records:
+        """The records completed since the last call, at most ``limit``, as a copy.
+
+        Stops before the first slot that is not complete yet. Records that the writer overwrote before they were read
+        are skipped and counted in ``lost``.
+        """
+        capacity = self.header.capacity
+        count = min(limit, capacity)
+        at = (self.next_position + np.arange(count, dtype=np.int64)) % capacity
+        chunk: Records = self._slots[at]
+        ahead = (chunk["seq"].astype(np.int64) - 1 - self.next_position) % _SEQ_SPAN
+        ready = int(np.argmin(ahead == np.arange(count))) if not np.all(ahead == np.arange(count)) else count
+        lapped = ready < count and 0 < ahead[ready] < _SEQ_SPAN // 2 and ahead[ready] != ready
+        # A copy that the writer may have lapped meanwhile is worth nothing: the marks are read a second time.
+        again = (self._slots["seq"][at[:ready]].astype(np.int64) - 1 - self.next_position) % _SEQ_SPAN
+        if lapped or not np.array_equal(again, np.arange(ready)):
+            self._skip_lapped()
+            return chunk[:0]
+        self.next_position += ready
+        return chunk[:ready]
+
+    def _skip_lapped(self) -> None:
+        marks = np.ascontiguousarray(self._slots["seq"])
+        _good, first, last = _complete(self.header.path, marks, self.header.capacity)
+        # A little head start, so that the writer does not lap the reader again at once.
+        target = max(self.next_position, min(last, first + self.header.capacity // 8))
+        self.lost += target - self.next_position
+        self.next_position = target
+
+
+def _complete(path: Path, marks: NDArray[np.uint32], capacity: int) -> tuple[NDArray[np.bool_], int, int]:
+    """Which slots hold a completed record of the newest lap, and the first and last life position of that lap."""
+    slot = np.arange(capacity, dtype=np.uint32)
+    good = marks == slot + np.uint32(1)
+    if bool(np.all(good | (marks == 0))):
+        last = int(capacity - 1 - np.argmax(good[::-1])) if bool(good.any()) else -1
+        return good, 0, last
+    position = marks.astype(np.int64) - 1
+    if bool(np.any((position % capacity != slot) & (position >= 0))):
+        _damaged(path, "a commit mark does not belong to its slot")
+    last = int(position.max())
+    # The oldest slot is the one that the writer fills next: it may be half overwritten under its old mark.
+    first = last - capacity + 2
+    return position >= first, first, last
+
+
+def _check_fields(path: Path, records: Records) -> None:
+    if len(records) == 0:
+        return
+    kind = np.ascontiguousarray(records["kind"])
+    if int(kind.max()) >= _KINDS:
+        _damaged(path, f"a record has the unknown kind {int(kind.max())}")
+    host = kind == layout.KIND_HOST_SPAN
+    t0, t1 = records["t0"], records["t1"]
+    if bool(np.any((t1 < t0) & host)):
+        _damaged(path, "a span ends before it begins")
+    point = records["point"]
+    if bool(np.any((point == layout.POINT_NONE) & (kind <= layout.KIND_DEVICE_SPAN))):
+        _damaged(path, "a record names no point")
+
+
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.rstrip(b"\0").decode("utf-8")
+    except UnicodeDecodeError:
+        _damaged(path, "its header holds text that is not UTF-8")
+
+
+def _damaged(path: Path, why: str) -> NoReturn:
+    raise SpecmeterError(
+        f"The ring {path} is damaged",
+        f"{why[:1].upper()}{why[1:]}.",
+        "Leave it out, or record again; numbers from a damaged ring are not shown.",
+    )
+
+
+def column(records: Records, name: str) -> NDArray[Any]:
+    """One field of the records as a contiguous array."""
+    return np.ascontiguousarray(records[name])
