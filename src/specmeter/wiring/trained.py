@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specmeter.wiring.feed import CAPTURE, NESTED, TOP, default_states, key_text, lookup
 
 # Target classes for which SGLang changed the meaning of ids from the layer's output to its input in 0.5.13.
-_CHANGED_MEANING = ("DeepseekV2", "DeepseekV3", "DeepseekV32", "KimiK25", "GlmMoeDsa", "Glm4MoeLite")
+CHANGED_MEANING = ("DeepseekV2", "DeepseekV3", "DeepseekV32", "KimiK25", "GlmMoeDsa", "Glm4MoeLite")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def trained_states(
     if top and "speculators_model_type" in outer:
         return Trained(top, True, "a head of the speculators library: ids are H[k] there")
     if top and nested:
-        if tuple(k + 1 for k in nested) == top or top == nested:
+        if tuple(k + 1 for k in nested) == top or (top == nested and architecture.startswith(CHANGED_MEANING)):
             return Trained(top, False, "both keys are set and agree")
         return Trained(None, False, f"two keys are set and disagree: {list(top)} on top, {list(nested)} nested")
     if top:
@@ -49,7 +49,7 @@ def trained_states(
 
 
 def _nested(nested: tuple[int, ...], layers: int, architecture: str) -> Trained:
-    if architecture.startswith(_CHANGED_MEANING):
+    if architecture.startswith(CHANGED_MEANING):
         why = "nested ids for this target class mean outputs up to SGLang 0.5.12 and inputs from 0.5.13: not decidable"
         return Trained(None, False, why)
     if architecture == "GptOssForCausalLM" and max(nested) == layers:

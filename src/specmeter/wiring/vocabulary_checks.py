@@ -133,7 +133,7 @@ def _absolute(offsets: list[int], targets: list[int], vocab: int, mask: list[int
     inside = bool(offsets) and offsets[0] >= 0 and offsets[-1] < vocab
     if len(offsets) < 2 or not growing or not inside:
         return None
-    if mask is not None and len(mask) == vocab and any(not mask[token] for token in offsets):
+    if mask is not None and (len(mask) != vocab or any(not mask[token] for token in offsets)):
         return None
     if mask is None and targets[-1] < vocab:
         return None

@@ -9,7 +9,7 @@ from specmeter.wiring.feed import CAPTURE, KEYS, Feed, default_states, key_text,
 from specmeter.wiring.findings import Finding, Severity, error, note, warning
 from specmeter.wiring.head import EAGLE3, Head
 from specmeter.wiring.shape import Shape
-from specmeter.wiring.trained import Trained
+from specmeter.wiring.trained import CHANGED_MEANING, Trained
 
 Deriver = Callable[[Mapping[str, object]], list[Feed]]
 """Maps a draft's config to the feeds of one engine; used to ask what another config would do."""
@@ -23,7 +23,7 @@ def check_ids(head: Head, target: Shape) -> list[Finding]:
         value = lookup(head.config, key)
         if value is not None:
             found += _written(key_text(key), value, layers, physical=key in CAPTURE)
-    found += _keys_against_each_other(head.config)
+    found += _keys_against_each_other(head.config, target.architecture)
     return found
 
 
@@ -55,9 +55,11 @@ def _written(name: str, value: object, layers: int, physical: bool) -> Iterator[
         )
 
 
-def _keys_against_each_other(config: Mapping[str, object]) -> Iterator[Finding]:
+def _keys_against_each_other(config: Mapping[str, object], architecture: str) -> Iterator[Finding]:
     top, nested = lookup(config, KEYS[0]), lookup(config, KEYS[1])
-    if isinstance(top, list) and isinstance(nested, list) and top != nested:
+    if top == nested and architecture.startswith(CHANGED_MEANING):
+        return
+    if isinstance(top, list) and isinstance(nested, list):
         same = all(isinstance(a, int) and isinstance(b, int) and a == b + 1 for a, b in zip(top, nested, strict=False))
         if not same or len(top) != len(nested):
             yield error(
@@ -125,7 +127,7 @@ def _states(
             feed.name,
             where(feed),
         )
-    if 0 in feed.states and (trained.states is None or 0 not in trained.states):
+    if 0 in feed.states and not (trained.certain and 0 in (trained.states or ())):
         yield error(
             "embedding-fed",
             f"{feed.name} feeds the embedding output H[0] to the head",

@@ -1,0 +1,80 @@
+"""``specmeter check`` as a user runs it: exit codes, JSON, what it says, and what it never loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from wiring_pairs import make
+
+from specmeter.cli import main
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def command(folder: Path, *more: str, **draft: object) -> list[str]:
+    made = make("llama")
+    made.draft.update(draft)
+    target, head = made.write(folder)
+    return ["check", "--target", str(target), "--draft", str(head), *more]
+
+
+def test_a_sound_pair_exits_zero_and_says_what_is_fed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(tmp_path, "--engine", "vllm==0.32.0")) == 0
+    out = capsys.readouterr().out
+    assert "feeds H[2], H[16], H[29]" in out and "0 errors, 0 warnings" in out
+    assert "from the table of releases" in out
+
+
+def test_an_error_exits_one_with_cause_cure_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(tmp_path, "--engine", "vllm==0.32.0", "--trained", "3,16,28", **{IDS: [2, 15, 27]})
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "Each state is taken 1 layer before the trained one." in out and f"{IDS}: [3, 16, 28]" in out
+    assert main([*arguments, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "specmeter/check/1" and document["command"] == "check"
+    result = document["result"]
+    assert result["errors"] == 1 and result["feeds"][0]["states"] == [2, 15, 27]
+    assert result["feeds"][0]["key_read"] == IDS
+    shift = next(f for f in result["findings"] if f["id"] == "wiring-shift")
+    assert shift["severity"] == "error" and shift["cause"] and shift["cure"]
+
+
+def test_bad_input_exits_two_with_a_json_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(tmp_path, "--json")
+    (tmp_path / "draft" / "config.json").unlink()
+    assert main(arguments) == 2
+    assert "no config.json" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--engine", "trt==1"], "unknown engine"),
+        (["--engine", "sglang"], "neither the source nor the version"),
+        (["--engine", "sglang==x"], "is not a version"),
+        (["--path", "/"], "need --engine"),
+        (["--engine", "vllm", "--path", "/nowhere"], "there is no vllm package"),
+        (["--trained", "a,b"], "is not a list of layers"),
+    ],
+)
+def test_usage_mistakes(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(tmp_path, *more)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_environment_without_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(tmp_path, "--engine", "sglang", "--python", sys.executable)) == 5
+    assert "sglang is not installed" in capsys.readouterr().err
+
+
+def test_neither_torch_nor_numpy_is_imported(tmp_path: Path) -> None:
+    arguments = command(tmp_path, "--engine", "vllm==0.32.0")
+    loaded = "print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    code = f"import sys; from specmeter.cli import main; main(sys.argv[1:]); {loaded}"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
