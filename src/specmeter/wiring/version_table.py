@@ -33,7 +33,7 @@ _SINCE: dict[str, dict[str, Version]] = {
         "Qwen2ForCausalLM": (0, 5, 2),
         "Qwen3ForCausalLM": (0, 4, 9),
         "Qwen3MoeForCausalLM": (0, 4, 9),
-        "GptOssForCausalLM": (0, 5, 1),
+        "GptOssForCausalLM": (0, 5),
         "Glm4MoeForCausalLM": (0, 5, 5),
         "MiniMaxM2ForCausalLM": (0, 5, 5, 3),
     },
