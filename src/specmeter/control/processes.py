@@ -65,9 +65,8 @@ def processes(link: Link, alive_only: bool = False) -> list[Process]:
             continue
         pid, start = int(pid_text), int(start_text)
         alive = start_ticks(pid) == start and not _is_zombie(pid)
-        name = report.get("ring")
-        ring = link.path / str(name) if name else None
-        process = Process(pid, start, alive, report, ring, path.with_suffix(".fifo"))
+        ring = path.with_suffix(".ring")  # may be newer than the report
+        process = Process(pid, start, alive, report, ring if ring.exists() else None, path.with_suffix(".fifo"))
         if alive or not alive_only:
             found.append(process)
     return found

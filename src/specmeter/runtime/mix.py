@@ -43,6 +43,8 @@ class Mixer:
         running = stack_codes()
         mixed = False
         for swap in self._swaps():
+            if swap.cycle_only is swap.probed:
+                continue
             mixed = mixed or swap.on_stack(running, True) or swap.on_stack(running, False)
             swap.put("in" if wanted == IN else "cycle")
         self._settle = wanted

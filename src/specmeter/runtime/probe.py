@@ -6,6 +6,7 @@ here disarms the point, is counted, and lets the call's result through.
 
 from __future__ import annotations
 
+import os
 import time
 from _thread import get_ident
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -27,10 +28,20 @@ def through(_begin: int, result: Any, *_roots: Any) -> Any:
     return result
 
 
+_OUR_FOLDERS = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen ")
+
+
 def _ours(error: BaseException) -> bool:
-    """Whether ``error`` arose in our own code, and not in a signal handler of the server that ran inside it."""
-    inner = error.__traceback__.tb_next if error.__traceback__ else None
-    return inner is None or inner.tb_frame.f_globals is globals()
+    """Whether ``error`` arose in our own code (or the standard library below it).
+
+    A signal handler of the server may run inside our frames, and what it raises is meant for the server.
+    """
+    at = error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(_OUR_FOLDERS):
+            return False
+        at = at.tb_next
+    return True
 
 
 class Recorder:
@@ -153,6 +164,8 @@ class Recorder:
                 for value_id, index, attributes, steps in getters:
                     self._value(value_id, roots[index] if index >= 0 else result, attributes, steps, t1)
             except Exception as error:
+                if not _ours(error):
+                    raise
                 self._fault(point, error)
             return result
 

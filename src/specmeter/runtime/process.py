@@ -49,6 +49,7 @@ class Runtime:
         self._mix: Dict[str, int] = {}
         self._in_flight: List[str] = []
         self._line: Optional[ControlLine] = None
+        self._ring_failed = False
         self._lock = RLock()
         self._recorder = Recorder(self._open_ring, self._fault, self._news)
         names = [name[:-4] for name in os.listdir(os.path.join(link, "code")) if name.endswith(".bin")]
@@ -273,11 +274,10 @@ class Runtime:
         """A probe failed: take that point out for good; a ring that cannot be made takes all of them out."""
         text = f"{type(error).__name__}: {error}"
         with self._lock:
-            ring_failed = self._recorder.ring is None
             if point not in self.disarmed:
                 self.disarmed[point] = text
                 self._pairs[point] = (time.perf_counter_ns, through)
-            if ring_failed:
+            if self._ring_failed:
                 self._note("ring", error)
                 return self._set_armed(False)
             for swap in self.swaps:
@@ -309,8 +309,11 @@ class Runtime:
         return os.path.join(self.link, f"{pid}-{start_ticks(pid)}.{kind}")
 
     def _open_ring(self) -> Ring:
+        self._ring_failed = True
         rank, world = report.rank_and_world()
-        return Ring(self._path("ring"), self._capacity, self._plan_hash, rank, world)
+        ring = Ring(self._path("ring"), self._capacity, self._plan_hash, rank, world)
+        self._ring_failed = False
+        return ring
 
     def _write_report(self) -> None:
         with self._lock:

@@ -45,6 +45,8 @@ class Ring:
         self.capacity = capacity
         self.next_slot = count().__next__
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
+        if os.path.exists(path):
+            os.unlink(path)  # a signal handler of the server cut a first try short
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(handle, 0, size)

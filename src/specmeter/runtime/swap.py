@@ -124,7 +124,11 @@ class Swap:
         """Make the probed code anew from ``pairs``; what is in stays in."""
         filename = self.original.co_filename
         self.probed: CodeType = bind(self._source, pairs, filename)
-        self.cycle_only = bind(self._cycle_source, pairs, filename) if self._cycle_source is not None else None
+        self.cycle_only: Optional[CodeType] = None
+        if self._cycle_source == self._source:
+            self.cycle_only = self.probed  # it holds cycle points alone
+        elif self._cycle_source is not None:
+            self.cycle_only = bind(self._cycle_source, pairs, filename)
         if self.state != "out":
             self.put(self.state)
 

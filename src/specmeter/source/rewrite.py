@@ -62,13 +62,14 @@ def rewrite_module(
     spare = copy.deepcopy(tree) if cycles and len(cycles) < len(points) else None
     placer = _place(tree, points)
     codes = _compile(tree, path) if placer.done else {}
-    alone: Dict[Tuple[str, int], CodeType] = {}
+    ids_of_cycles = {point["id"] for point in cycles}
+    alone = {key: codes[key] for key, ids in placer.functions.items() if ids <= ids_of_cycles}
     if spare is not None and placer.done:
-        shared = _shared(placer.functions, {point["id"] for point in cycles})
+        shared = _shared(placer.functions, ids_of_cycles)
         if shared:
             _place(spare, cycles)
             compiled = _compile(spare, path)
-            alone = {key: compiled[key] for key in shared}
+            alone.update({key: compiled[key] for key in shared})
     functions = [
         {"qualname": key[0], "line": key[1], "code": codes[key], "points": sorted(ids), "cycle_code": alone.get(key)}
         for key, ids in placer.functions.items()

@@ -273,8 +273,8 @@ def test_a_position_without_a_call_is_refused() -> None:
 
 
 def test_cycle_code_holds_the_cycle_point_alone() -> None:
-    source = "def g(): return 1\ndef run():\n return g() + h()\ndef h(): return g()"
-    points = plan_points(source.encode(), "s.py", "s", [Mark("g", "cycle", role="cycle"), Mark("h")])
+    source = "def g(): return 1\ndef run():\n return g() + h()\ndef h(): return k()\ndef k(): return 1"
+    points = plan_points(source.encode(), "s.py", "s", [Mark("g", "cycle", role="cycle"), Mark("h"), Mark("k")])
     content = marshal.loads(rewrite_module(ast.parse(source), "s.py", "s", "", points)["blob"])
     entries = {entry["qualname"]: entry for entry in content["functions"]}
     consts = [const for const in entries["run"]["cycle_code"].co_consts if isinstance(const, str)]
