@@ -59,8 +59,12 @@ def survey(
     env: Mapping[str, str] | None = None,
     path: Path | None = None,
     with_code: bool = True,
+    first: Sequence[str] = (),
 ) -> Planned:
-    """As ``build_plan``, but a missing required point is only listed under ``refused``."""
+    """As ``build_plan``, but a missing required point is only listed under ``refused``.
+
+    ``first`` are folders before the search path, as a running server's own folder is.
+    """
     name, _, version = (engine or "").partition("==")
     recipes = _recipes(python, loader.canonical(name), recipe, env, path)
     request = {
@@ -69,6 +73,7 @@ def survey(
         "engine_version": version or None,
         "path": str(path.resolve()) if path else None,
         "with_code": with_code and path is None,
+        "entries_first": list(first),
     }
     answer = ask_far(python, request, env)
     if answer["conflicts"]:

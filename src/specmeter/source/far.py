@@ -4,6 +4,7 @@ It needs nothing but this folder and CPython 3.9 or later. A request is one JSON
 
 ``resolve``  ``recipes`` (as the loader gives them), ``engine_version``, ``path``, ``with_code`` -> the plan's parts
 ``outline``  ``target`` (dotted module or file), ``path`` -> an outline
+``package``  ``target`` (package or folder), ``grep`` -> counts and matches of the whole package
 ``locate``   ``module``, ``path`` -> the file
 ``engines``  ``recipes`` -> which of their engines are installed
 
@@ -26,6 +27,7 @@ if not __package__:
     __import__(__package__)
     sys.path.pop(0)
 
+import gc
 import json
 import traceback
 from typing import Any, Dict, List
@@ -33,7 +35,7 @@ from typing import Any, Dict, List
 from . import resolve as _resolve
 from . import versions
 from .locate import locate
-from .outline import outline_target
+from .outline import outline_target, package_target
 from .pyfile import SourceError
 
 Answer = Dict[str, Any]
@@ -55,10 +57,13 @@ def answer(request: Answer) -> Answer:
     if op == "resolve":
         return _resolve.resolve_recipes(request)
     if op == "engines":
-        return {"engines": _resolve.engines(request["recipes"], entries_of(request))}
+        found = _resolve.engines(request["recipes"], entries_of(request))
+        return {"engines": found, "python": _resolve.python_facts()}
     if op == "locate":
         located = locate(request["module"], entries_of(request))
         return {"path": located.path, "module": located.module, "zipped": located.zipped}
+    if op == "package":
+        return package_target(request, entries_of(request))
     if op == "outline":
         return outline_target(request, entries_of(request))
     raise SourceError(f"unknown request {op!r}")
@@ -66,6 +71,8 @@ def answer(request: Answer) -> Answer:
 
 def main() -> int:
     """Read the request from standard input and print the answer; the exit code is 0 whenever an answer was printed."""
+    # A short program over trees without cycles: collecting would only cost time.
+    gc.disable()
     request = json.load(sys.stdin)
     try:
         reply: Answer = {"ok": answer(request)}

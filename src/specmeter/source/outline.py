@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
+from .index import build, search
 from .locate import Located, locate
 from .pyfile import PyFile, SourceError, read
 from .tree import FunctionNode, calls, statements, unparse
@@ -31,6 +32,42 @@ def outline_target(request: Mapping[str, Any], entries: Sequence[str]) -> Plain:
     if request.get("grep"):
         result["matches"] = grep(file, request["grep"])
     return result
+
+
+def package_target(request: Mapping[str, Any], entries: Sequence[str]) -> Plain:
+    """The package ``target`` (dotted name or folder) as a whole: counts, files that cannot be read, and ``grep``.
+
+    A file is parsed only if the index says that the pattern can be in it. Raises SourceError like ``outline_target``.
+    """
+    target = request["target"]
+    root = target if os.path.isdir(target) else _package_folder(target, entries)
+    index, count = build(root)
+    unreadable = {path: entry[5] for path, entry in index.items() if entry[5]}
+    result: Plain = {
+        "path": os.path.realpath(root),
+        "files": len(index),
+        "read": count,
+        "bytes": sum(entry[0] for entry in index.values()),
+        "definitions": sum(len(entry[3]) for entry in index.values()),
+        "unreadable": unreadable,
+    }
+    if request.get("grep"):
+        result["matches"] = matches = []
+        for path in search(index, request["grep"]):
+            try:
+                found = grep(read(os.path.join(root, path)), request["grep"])
+            except SourceError as error:
+                unreadable[path] = error.reason
+                continue
+            matches += [{"file": path, **entry} for entry in found]
+    return result
+
+
+def _package_folder(target: str, entries: Sequence[str]) -> str:
+    located = locate(target, entries)
+    if not located.is_package:
+        raise SourceError(f"{target} is a module, not a package")
+    return os.path.dirname(located.path)
 
 
 def _locate(target: str, entries: Sequence[str]) -> Located:

@@ -52,7 +52,8 @@ class PyFile:
             text = self.data.decode(self.encoding())
         except (UnicodeDecodeError, LookupError) as error:
             raise SourceError(f"{self.path}: not readable in its stated encoding: {error}") from None
-        return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        return lines[:-1] if lines[-1] == "" else lines
 
     def tree(self) -> ast.Module:
         """The syntax tree, parsed by the running interpreter's own grammar."""
