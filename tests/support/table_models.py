@@ -1,7 +1,7 @@
 """Draws through speculative sampling over table models, and their comparison with exact probabilities.
 
-The target and the draft are tables, p(next | token) and q(next | token), so that all probabilities are known and tens of
-thousands of draws take seconds.
+The target and the draft are tables, p(next | token) and q(next | token), so that all probabilities are known and
+tens of thousands of draws take seconds.
 """
 
 from __future__ import annotations
