@@ -45,4 +45,5 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("arm", "arm", "Put the probes in, in a running server."),
     Entry("disarm", "disarm", "Take the probes out: the original code objects are back."),
     Entry("status", "status", "Links and their processes: what is armed, hit, refused."),
+    Entry("report", "report", "Print the report of a saved run again."),
 )

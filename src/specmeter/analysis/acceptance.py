@@ -1,0 +1,69 @@
+"""How many drafts the target kept: accept length overall and acceptance by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.analysis.stats import Interval, cluster_ratio
+from specmeter.trace.build import RankTrace
+
+
+@dataclass(frozen=True)
+class Position:
+    """One draft position, from 1 (the depth, in a tree).
+
+    ``cumulative`` is the share kept among the sequences that drafted so far, ``conditional`` the share among those
+    that kept the position before (``reached`` of them).
+    """
+
+    position: int
+    cumulative: float | None
+    conditional: float | None
+    reached: int
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Accept length (tokens a cycle, bonus included) with its interval over requests, and acceptance by position."""
+
+    length: Interval
+    sequences: int
+    positions: tuple[Position, ...]
+
+
+def acceptance(rank: RankTrace, chosen: NDArray[np.bool_]) -> Acceptance | None:
+    """Acceptance over the ``chosen`` cycles; None where the engine's accepted counts were not read."""
+    table = rank.cycles
+    rows = table.accept[chosen[table.accept[:, 0]]] if len(table.accept) else table.accept
+    if not len(rows):
+        return None
+    cycle, accepted = rows[:, 0], rows[:, 1].astype(np.int64)
+    depth = table.steps[cycle].astype(np.int64)
+    # In a tree more tokens are drafted than a path is long; a path cannot be longer than the steps.
+    depth = np.where(depth > 0, np.where(rows[:, 2] >= 0, np.minimum(depth, rows[:, 2]), depth), rows[:, 2])
+    depth = np.where(depth < 0, int(accepted.max()), depth)
+    length = cluster_length(accepted, clusters(table.request[cycle], cycle))
+    positions = []
+    for place in range(1, int(depth.max(initial=0)) + 1):
+        drafted = depth >= place
+        kept = int(np.count_nonzero(drafted & (accepted >= place)))
+        before = int(np.count_nonzero(drafted & (accepted >= place - 1)))
+        all_ = int(np.count_nonzero(drafted))
+        positions.append(Position(place, kept / all_ if all_ else None, kept / before if before else None, before))
+    return Acceptance(length, len(rows), tuple(positions))
+
+
+def clusters(request: NDArray[np.int32], cycle: NDArray[np.int32] | NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
+    """The unit that each cycle belongs to, and its name: the request, or 50 cycles where requests are not known."""
+    if len(request) and bool(np.all(request >= 0)) and len(np.unique(request)) > 1:
+        return request.astype(np.int64), "request"
+    return np.asarray(cycle, np.int64) // 50, "block of 50 cycles"
+
+
+def cluster_length(accepted: NDArray[np.int64], unit: tuple[NDArray[np.int64], str]) -> Interval:
+    """Tokens a cycle with an interval over the clusters."""
+    _, at = np.unique(unit[0], return_inverse=True)
+    return cluster_ratio(np.bincount(at, weights=accepted + 1), np.bincount(at), unit[1])

@@ -1,0 +1,1 @@
+"""Views of analysis results; nothing here reads rings or servers."""

@@ -1,0 +1,122 @@
+"""Tables of a run directory: parquet where pyarrow is installed, else .npz with the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.errors import SpecmeterError
+from specmeter.trace.build import RankTrace, Trace
+from specmeter.trace.cycles import DROPS, KINDS
+from specmeter.trace.requests import Request
+
+Columns = dict[str, NDArray[Any]]
+
+
+def cycle_columns(trace: Trace) -> Columns:
+    """The cycles of all ranks, one row each."""
+    return _join([_cycles(rank, trace.requests) for rank in trace.ranks])
+
+
+def span_columns(trace: Trace) -> Columns:
+    """The spans of all ranks, one row each; ``inside`` is false for work beside the cycle."""
+    names = np.array(trace.index.names or ("",))
+    parts = []
+    for rank in trace.ranks:
+        for spans in rank.spans:
+            parts.append(
+                {
+                    "host": np.full(len(spans.cycle), rank.host),
+                    "pid": np.full(len(spans.cycle), spans.pid, np.int64),
+                    "rank": np.full(len(spans.cycle), rank.rank, np.int32),
+                    "cycle": spans.cycle,
+                    "point": names[spans.name],
+                    "step": spans.step,
+                    "clock": np.full(len(spans.cycle), "host"),
+                    "t0_ns": spans.t0_ns,
+                    "dur_ns": spans.dur_ns,
+                    "self_ns": spans.self_ns,
+                    "inside": spans.inside,
+                }
+            )
+    return _join(parts)
+
+
+def request_columns(requests: Sequence[Request]) -> Columns:
+    """The requests, one row each, under the names of Request's fields."""
+    texts = ("request_id", "prompt_id", "setting", "error")
+    fields = tuple(Request.__dataclass_fields__)
+    return {
+        name: np.array([getattr(r, name) for r in requests], dtype=str if name in texts else np.int64)
+        for name in fields
+    }
+
+
+def write_table(folder: Path, name: str, columns: Columns) -> Path:
+    """Write one table into a folder, whole or not at all; gives the file's path."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        path = folder / f"{name}.npz"
+        part = folder / f".{name}.part.npz"
+        np.savez(part, **columns)  # type: ignore[arg-type]
+    else:
+        path = folder / f"{name}.parquet"
+        part = folder / f".{name}.part.parquet"
+        parquet.write_table(arrow.table({key: arrow.array(value) for key, value in columns.items()}), part)
+    part.chmod(0o600)
+    part.replace(path)
+    return path
+
+
+def read_table(folder: Path, name: str) -> Columns:
+    """Read a table; an empty dict where the run has none. Raises SpecmeterError for an unreadable file."""
+    npz, parquet_path = folder / f"{name}.npz", folder / f"{name}.parquet"
+    try:
+        if npz.exists():
+            with np.load(npz, allow_pickle=False) as stored:
+                return {key: stored[key] for key in stored.files}
+        if parquet_path.exists():
+            import pyarrow.parquet as parquet
+
+            table = parquet.read_table(parquet_path)
+            return {key: table[key].to_numpy() for key in table.column_names}
+    except ImportError as error:
+        raise SpecmeterError(f"{parquet_path} needs pyarrow", next_step="pip install 'specmeter[data]'") from error
+    except Exception as error:
+        raise SpecmeterError(f"The table {name} in {folder} cannot be read", str(error)) from error
+    return {}
+
+
+def _cycles(rank: RankTrace, requests: Sequence[Request]) -> Columns:
+    table, count = rank.cycles, len(rank.cycles)
+    settings = np.array([*(r.setting for r in requests), ""])
+    prompts = np.array([*(r.prompt_id for r in requests), ""])
+    blocks = np.array([*(r.block for r in requests), -1], np.int32)
+    return {
+        "host": np.full(count, rank.host),
+        "rank": np.full(count, rank.rank, np.int32),
+        "cycle": np.arange(count, dtype=np.int64),
+        "t0_ns": table.t0_ns,
+        "dur_ns": table.dur_ns,
+        "kind": np.array(KINDS)[table.kind],
+        "batch": table.batch,
+        "steps": table.steps,
+        "drafted": table.drafted,
+        "accepted": table.accepted,
+        "sampled": table.sampled,
+        "setting": settings[table.request],
+        "block": blocks[table.request],
+        "prompt_id": prompts[table.request],
+        "dropped": np.array(DROPS)[table.drop],
+        "probed": table.probed,
+    }
+
+
+def _join(parts: list[Columns]) -> Columns:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
