@@ -32,3 +32,6 @@ integration: setup  ## Tests with the real model and real servers
 
 check: lint types  ## Everything that must pass before a commit lands
 	$(PYTHON) -m pytest tests
+
+corpus: setup  ## Resolve every point in every release of SGLang and vLLM (downloads the wheels once)
+	$(PYTHON) benchmarks/corpus.py --write

@@ -142,10 +142,8 @@ def _print_match(prefix: str, item: Mapping[str, Any]) -> None:
 
 def _print_package(result: Mapping[str, Any], pattern: str | None) -> None:
     print(result["path"])
-    megabytes = result["bytes"] / 1e6
-    print(
-        f"  {result['files']} files, {megabytes:.1f} MB, {result['definitions']} definitions; {result['read']} read anew"
-    )
+    size = f"{result['files']} files, {result['bytes'] / 1e6:.1f} MB, {result['definitions']} definitions"
+    print(f"  {size}; {result['read']} read anew")
     for path, reason in result["unreadable"].items():
         print(f"  not read: {path}: {reason}")
     if pattern:

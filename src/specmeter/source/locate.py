@@ -58,27 +58,38 @@ def locate(module: str, entries: Sequence[str]) -> Located:
     Raises SourceError saying how far the search got and which names come near: module missing, built in, compiled, a
     bare namespace package, or ``.pyc`` only.
     """
+    found = _resolve(module, entries)
+    if found.problem or found.path is None:
+        raise SourceError(f"{module}: {found.problem}", reached=module)
+    return Located(module, found.path, bool(found.search), found.zipped)
+
+
+def package_folders(package: str, entries: Sequence[str]) -> Tuple[str, ...]:
+    """The folders that a package, a namespace package too, is searched in. Raises SourceError when it is no package."""
+    found = _resolve(package, entries)
+    if not found.search:
+        raise SourceError(f"{package} is a module, not a package", reached=package)
+    return found.search
+
+
+def _resolve(module: str, entries: Sequence[str]) -> _Found:
     if not module or any(not part.isidentifier() for part in module.split(".")):
         raise SourceError(f"{module!r} is not a dotted module name")
     if module in sys.builtin_module_names:
         raise SourceError(f"{module} is built into the interpreter: there is no source file")
-    search: Sequence[str] = entries
     parts = module.split(".")
-    found: Optional[_Found] = None
-    for depth in range(len(parts)):
-        name = ".".join(parts[: depth + 1])
-        found = _find(parts[depth], search)
-        if found is None and depth == 0:
-            found = _find_editable(parts[0], entries)
-        if found is None:
-            raise _missing(module, name, search, depth)
-        if depth + 1 < len(parts) and not found.search:
+    found = _find(parts[0], entries) or _find_editable(parts[0], entries)
+    if found is None:
+        raise _missing(module, parts[0], entries, 0)
+    for depth in range(1, len(parts)):
+        name = ".".join(parts[:depth])
+        if not found.search:
             raise SourceError(f"{name} is a module, not a package, so {module} cannot be in it", reached=name)
-        search = found.search
-    assert found is not None
-    if found.problem or found.path is None:
-        raise SourceError(f"{module}: {found.problem}", reached=module)
-    return Located(module, found.path, bool(found.search), found.zipped)
+        inner = _find(parts[depth], found.search)
+        if inner is None:
+            raise _missing(module, f"{name}.{parts[depth]}", found.search, depth)
+        found = inner
+    return found
 
 
 def submodules(search: Iterable[str]) -> List[str]:

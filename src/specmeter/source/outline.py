@@ -8,7 +8,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from .index import build, search
-from .locate import Located, locate
+from .locate import Located, locate, package_folders
 from .pyfile import PyFile, SourceError, read
 from .tree import FunctionNode, calls, statements, unparse
 
@@ -64,10 +64,10 @@ def package_target(request: Mapping[str, Any], entries: Sequence[str]) -> Plain:
 
 
 def _package_folder(target: str, entries: Sequence[str]) -> str:
-    located = locate(target, entries)
-    if not located.is_package:
-        raise SourceError(f"{target} is a module, not a package")
-    return os.path.dirname(located.path)
+    folders = package_folders(target, entries)
+    if len(folders) > 1:
+        raise SourceError(f"{target} is a namespace package in several folders: name one of {', '.join(folders)}")
+    return folders[0]
 
 
 def _locate(target: str, entries: Sequence[str]) -> Located:
