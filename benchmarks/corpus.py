@@ -1,8 +1,8 @@
 """Resolves every point of the SGLang and vLLM recipes in released wheels and writes the table of ``docs/corpus.md``.
 
 ``python benchmarks/corpus.py`` fetches what is missing (see ``corpus_fetch.py``), resolves each release, compares the
-line numbers with those of ``corpus_lines.py`` where it lists the release, and prints the table; ``--write`` puts it into
-``docs/corpus.md``. Exit 1 when a required point is missing or a line differs.
+line numbers with those of ``corpus_lines.py`` where it lists the release, and prints the table; ``--write`` puts it
+into ``docs/corpus.md``. Exit 1 when a required point is missing or a line differs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Each point of the built-in recipes, resolved in the released wheels of SGLang an
 - *places*: all calls and functions that a plan for the release holds;
 - *refused*: points that a plan does not hold, required ones in bold.
 
-What resolves is not thereby executed: `docs/measurements.md` says which releases were run. vLLM's files are read from the
-CPU builds, whose Python files are those of the official wheels.
+What resolves is not thereby executed: `docs/measurements.md` says which releases were run. vLLM's files are read from
+the CPU builds, whose Python files are those of the official wheels.
 
 """
 
