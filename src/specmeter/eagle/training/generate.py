@@ -202,7 +202,7 @@ class _Batch:
         ends = set(self.owner.end_ids.tolist())
         for number, line in zip(numbers, self.output.cpu().numpy(), strict=True):
             tokens = line[: int(np.argmax(line < 0))] if (line < 0).any() else line
-            found = [int(token) for token in tokens]
+            found: list[int] = tokens.tolist()
             yield Answer(number, found, bool(found) and found[-1] in ends)
 
     def _step(self, keys: int) -> None:
@@ -269,7 +269,7 @@ class _Batch:
         scores = (logits + temperature * noise).masked_fill_(~likely, float("-inf"))
         chosen = scores.argmax(-1)
         self.token[part] = chosen
-        self.done[part] |= torch.isin(chosen, self.owner.end_ids)
+        self.done[part] |= (chosen[:, None] == self.owner.end_ids).any(-1)
 
     def _mark_loops(self, step: int) -> None:
         """Ends rows whose last LOOP_WINDOW tokens repeat with a period of at most LONGEST_PERIOD tokens."""

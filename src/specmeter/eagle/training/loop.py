@@ -71,6 +71,7 @@ class Trainer:
         self.step = 0
         self.spent_s = 0.0
         self.stopping = False
+        self.rate_scale = 1.0
         self.log: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -96,6 +97,9 @@ class Trainer:
 
     def save(self) -> None:
         """Saves the averaged head (``folder/head``) and the state to resume from (``folder/state.pt``), atomically."""
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.average):
+            self.say("weights are not finite: the last saved head stays")
+            return
         named = dict(zip(self.head.names, self.average, strict=True))
         note = {**self.note, "optimizer_steps": self.step, "train_seconds": round(self.spent_s, 1)}
         save_head(self.folder / "head", self.head.shape, named, self.head.draft_ids, note)
@@ -164,7 +168,7 @@ class Trainer:
         if settings.most_steps is not None:
             share = max(share, self.step / settings.most_steps)
         warm = min(1.0, (self.step + 1) / settings.warmup_steps)
-        return settings.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+        return self.rate_scale * settings.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
 
     def _endless(self) -> Iterator[list[int]]:
         # A resumed run starts another epoch order than the first: its step count is part of the seed.
@@ -191,7 +195,7 @@ class Trainer:
             }
         )
         if not np.isfinite(mean).all():
-            raise FloatingPointError(f"the loss is not finite after {self.step} steps: {mean}")
+            self._recover()
 
     def _log(self, entry: dict[str, Any]) -> None:
         entry = {**entry, "step": self.step, "seconds": round(self.spent_s, 1)}
@@ -210,6 +214,14 @@ class Trainer:
         self.say(f"signal {number}: saving the head and stopping")
         self.stopping = True
         signal.signal(number, signal.SIG_DFL)
+
+    def _recover(self) -> None:
+        """Goes back to the last checkpoint at half the learning rate, a few times at most."""
+        self.rate_scale /= 2
+        if not (self.folder / "state.pt").exists() or self.rate_scale < 0.1:
+            raise FloatingPointError(f"the loss is not finite after {self.step} steps")
+        self.say(f"the loss is not finite: back to the last checkpoint, learning rate x {self.rate_scale}")
+        self._resume()
 
     def _resume(self) -> None:
         path = self.folder / "state.pt"

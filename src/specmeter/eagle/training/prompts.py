@@ -10,7 +10,10 @@ from __future__ import annotations
 import ast
 import json
 import sysconfig
+import textwrap
+import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +67,8 @@ def grounded_turns(random: np.random.Generator, count: int, longest_chars: int) 
     return turns
 
 
-def local_texts(most_files: int = 1500) -> tuple[list[str], list[str]]:
+@lru_cache(maxsize=1)
+def local_texts(most_files: int = 600) -> tuple[list[str], list[str]]:
     """Prose and code found beside this Python: package descriptions and docstrings, and source of functions."""
     prose: list[str] = []
     code: list[str] = []
@@ -83,23 +87,27 @@ def _sources(most: int) -> list[Path]:
     found: list[Path] = []
     for root in (Path(paths["stdlib"]), Path(paths["purelib"])):
         inside = sorted(p for pattern in ("*.py", "*/*.py", "*/*/*.py") for p in root.glob(pattern))
-        inside = [p for p in inside if "test" not in str(p) and p.stat().st_size < 200_000]
+        inside = [p for p in inside if "test" not in str(p) and p.stat().st_size < 60_000]
         found += inside[:: max(1, 2 * len(inside) // most)]
     return found
 
 
 def _pieces(source: str) -> Iterator[tuple[str, str]]:
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
+    lines = source.splitlines()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             text = ast.get_docstring(node) or ""
             if len(text) > 300:
                 yield "prose", text
         if isinstance(node, ast.FunctionDef):
-            piece = ast.get_source_segment(source, node) or ""
+            # ast.get_source_segment splits the whole file anew for each function: minutes over many files.
+            piece = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
             if 150 < len(piece) < 2500:
                 yield "code", piece
 

@@ -19,6 +19,7 @@ from specmeter.eagle.training.head import Head, head_shape, load_head
 from specmeter.eagle.training.loop import Trainer, TrainSettings
 from specmeter.eagle.training.pipeline import CorpusSettings, Writer, evaluate_prompts
 from specmeter.eagle.training.target import BatchedTarget
+from specmeter.errors import SpecmeterError
 
 SMOLLM2_135M = LlamaConfig(
     family="llama",
@@ -125,6 +126,12 @@ def _corpus(request: Request, generator: Generator, encode: Callable[[str], list
         # A short run would otherwise hold out next to nothing to evaluate on.
         wanted = replace(wanted, held_out_per_mille=150)
     corpus = writer.corpus(wanted)
+    if len(corpus) - int(corpus.held_out.sum()) < 4:
+        raise SpecmeterError(
+            "There is too little data to train on.",
+            f"{len(corpus)} answers were written in {request.generate_minutes} minutes.",
+            "Give more --generate-minutes or --tokens.",
+        )
     corpus.save(path)
     say(f"corpus: {len(corpus)} sequences, {corpus.answer_tokens} answer tokens, {int(corpus.held_out.sum())} held out")
     return corpus
