@@ -34,7 +34,9 @@ def inspect(pid: int) -> Process:
         argv = _words(f"{base}/cmdline")
         env = dict(word.split("=", 1) for word in _words(f"{base}/environ") if "=" in word)
     except PermissionError:
-        raise SourceError(f"process {pid} belongs to another user: its environment cannot be read") from None
+        owner = os.stat(base).st_uid
+        whose = f"belongs to another user (uid {owner})" if owner != os.getuid() else "is protected"
+        raise SourceError(f"process {pid} {whose}: its environment cannot be read") from None
     except (FileNotFoundError, ProcessLookupError):
         raise SourceError(f"process {pid} ended while it was read") from None
     if "python" not in os.path.basename(exe).lower():
