@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specmeter.eagle.sampling import Sampler
+from specmeter.eagle.sampling import Sampler, most_probable
 from specmeter.eagle.tree import DraftTree
 
 
@@ -42,8 +42,7 @@ def accept(tree: DraftTree, logits: Tensor, target_ids: Tensor, sampler: Sampler
 
 def accept_greedy(tree: DraftTree, logits: Tensor) -> Accepted:
     """Follows the most probable token from the root for as long as it was drafted."""
-    best: list[int] = logits.argmax(-1).tolist()
-    return _walk(tree, best.__getitem__)
+    return _walk(tree, most_probable(logits).__getitem__)
 
 
 def accept_fixed_tree(tree: DraftTree, logits: Tensor, sampler: Sampler) -> Accepted:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specmeter.eagle.config import DraftConfig
 from specmeter.eagle.kv import KVCache
-from specmeter.eagle.layer import Attention, Mlp, RmsNorm, Step
+from specmeter.eagle.layer import Attention, Mlp, RmsNorm, Step, group_mask
 from specmeter.eagle.linear import make_linear
 from specmeter.eagle.rope import RotaryTable
 from specmeter.eagle.target import Target
@@ -73,11 +73,11 @@ class Draft:
         """
         rows = tokens.shape[0]
         cos, sin = self.rotary.at(positions)
-        step = Step(rows, cos, sin, mask)
+        step = Step(rows, cos, sin, group_mask(mask, self.config.layer))
         embedded = self.input_norm(F.embedding(tokens, self.embedding))
         both = torch.cat([embedded, self.hidden_norm(hidden)], dim=-1)
-        fresh, seen = cache.window(start, rows)
-        x = self.attention.forward(both, hidden, step, fresh[0], seen[0])
+        (slots,) = cache.window(start, rows)
+        x = self.attention.forward(both, hidden, step, slots)
         return self.mlp.forward(self.mlp_norm(x), x)
 
     def logits(self, hidden: Tensor) -> Tensor:

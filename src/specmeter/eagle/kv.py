@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Slots(NamedTuple):
+    """One layer's part of the cache in one forward.
+
+    ``fresh`` [2, kv_heads, rows, head_dim] is what the new rows write; ``keys`` and ``values``
+    [kv_heads, 1, keys, head_dim] are what they attend to, which ends with their own.
+    """
+
+    fresh: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class KVCache:
@@ -18,12 +32,11 @@ class KVCache:
         self.length = 0
         self.data = torch.zeros(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
 
-    def window(self, start: int, rows: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Views for each layer: the slots start .. start+rows-1 to write, and 0 .. start+rows-1 to attend to."""
-        return (
-            self.data.narrow(3, start, rows).unbind(0),
-            self.data.narrow(3, 0, start + rows).unbind(0),
-        )
+    def window(self, start: int, rows: int) -> list[Slots]:
+        """Each layer's slots for ``rows`` new tokens from slot ``start`` on."""
+        fresh = self.data.narrow(3, start, rows).unbind(0)
+        seen = self.data.narrow(3, 0, start + rows).unsqueeze(3)
+        return list(map(Slots, fresh, seen.select(1, 0).unbind(0), seen.select(1, 1).unbind(0)))
 
     def compact(self, slots: list[int]) -> None:
         """Moves ``slots`` (ascending, all at or beyond ``length``) to ``length`` .. and counts them in.

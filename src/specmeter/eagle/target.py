@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specmeter.eagle.config import LlamaConfig
 from specmeter.eagle.kv import KVCache
-from specmeter.eagle.layer import DecoderLayer, RmsNorm, Step
+from specmeter.eagle.layer import DecoderLayer, RmsNorm, Step, group_mask
 from specmeter.eagle.linear import make_linear
 from specmeter.eagle.rope import RotaryTable
 from specmeter.eagle.weights import Checkpoint
@@ -71,13 +71,11 @@ class Target:
         """
         rows = tokens.shape[0]
         cos, sin = self.rotary.at(positions)
-        step = Step(rows, cos, sin, mask)
+        step = Step(rows, cos, sin, group_mask(mask, self.config))
         x = F.embedding(tokens, self.embedding)
         states = {0: x}
-        fresh, seen = cache.window(start, rows)
-        for index, layer in enumerate(self.layers):
-            x = layer.forward(x, step, fresh[index], seen[index])
-            states[index + 1] = x
+        for index, (layer, slots) in enumerate(zip(self.layers, cache.window(start, rows), strict=True), 1):
+            x = states[index] = layer.forward(x, step, slots)
         captured = torch.cat([states[k] for k in self.capture], dim=-1) if capture else None
         return x, captured
 

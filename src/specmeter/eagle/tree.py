@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specmeter.eagle.sampling import Sampler
+from specmeter.eagle.sampling import Sampler, most_probable
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,12 @@ class ChainGrowth:
     def expand(self, logits: Tensor, hidden: Tensor) -> None:
         self.hidden = hidden
         if self._sampler.greedy:
-            self.frontier = self._target_ids[logits.argmax(-1)]
+            token = most_probable(logits)[0]
         else:
             proposal = self._sampler.tempered(logits[0])
-            self.frontier = self._target_ids[self._sampler.draw(proposal)].view(1)
+            token = self._sampler.draw(proposal)
             self._proposals.append(proposal)
+        self.frontier = self._target_ids.narrow(0, token, 1)
         self._tokens.append(self.frontier)
 
     def finish(self, root: int, limit: int) -> DraftTree:
