@@ -53,6 +53,9 @@ def entries_of(request: Answer) -> List[str]:
 
 def answer(request: Answer) -> Answer:
     """Do what the request asks. Raises SourceError with the reason when it cannot be done."""
+    if sys.version_info < (3, 9):
+        version = ".".join(str(part) for part in sys.version_info[:3])
+        raise SourceError(f"{sys.executable} is Python {version}: at least 3.9 is needed", reached="python")
     op = request.get("op")
     if op == "resolve":
         return _resolve.resolve_recipes(request)
