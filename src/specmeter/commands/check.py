@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.check import Result, check_pair, open_pair
 from specmeter.wiring.feed import Feed, key_text
-from specmeter.wiring.findings import Severity
+from specmeter.wiring.findings import Severity, in_order
 from specmeter.wiring.flag_checks import Settings
 from specmeter.wiring.locate import Engine, in_environment, in_folder, parse_engine
 from specmeter.wiring.report import write_check
@@ -31,6 +33,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-tokens", type=int, help="tokens that one cycle verifies, the root included")
     parser.add_argument("--tp", type=int, help="tensor parallel size of the target")
     parser.add_argument("--draft-tp", type=int, help="tensor parallel size asked for the draft")
+    parser.add_argument("--probe", action="store_true", help="run the pair: accept length under this wiring and others")
+    parser.add_argument("--scan", action="store_true", help="run the pair: find the layers the head was trained on")
+    parser.add_argument("--threads", type=int, help="compute threads of --probe and --scan")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -39,12 +44,22 @@ def run(args: argparse.Namespace) -> int:
     engines = _engines(args)
     settings = Settings(args.algorithm, args.steps, args.topk, args.draft_tokens, args.draft_tp, args.tp)
     result = check_pair(open_pair(args.target, args.draft), engines, settings, args.serve_context, args.trained)
+    if args.probe or args.scan:
+        # Only here is torch needed: the static check runs on a bare install.
+        from specmeter.wiring.numeric_run import measure
+
+        numbers = measure(result, args.probe, args.scan, args.threads, _say)
+        result = replace(result, findings=tuple(in_order([*result.findings, *numbers.findings])), numbers=numbers)
     if args.json:
         print(json.dumps(as_document(result)))
     else:
         write_check(result)
     failed = any(finding.severity is Severity.ERROR for finding in result.findings)
     return int(Exit.FINDING if failed else Exit.DONE)
+
+
+def _say(text: str) -> None:
+    print(f"specmeter: {text}", file=sys.stderr)
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -86,6 +101,7 @@ def as_document(result: Result) -> dict[str, object]:
             },
             "feeds": [_feed(feed) for feed in result.feeds],
             "findings": [finding.as_json() for finding in result.findings],
+            "numbers": None if result.numbers is None else result.numbers.as_json(),
             "errors": sum(finding.severity is Severity.ERROR for finding in result.findings),
         },
         "warnings": [],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from specmeter.errors import SpecmeterError
 from specmeter.wiring import sglang_source, vllm_source
@@ -22,6 +23,16 @@ from specmeter.wiring.trained import Trained, trained_states
 from specmeter.wiring.version_table import NEWEST, from_table, parse_version
 from specmeter.wiring.vocabulary_checks import check_text, check_vocabulary
 from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
+
+
+class Numbers(Protocol):
+    """What --probe and --scan measured; it is made by code that needs torch, so only its shape is known here."""
+
+    def as_json(self) -> dict[str, object]:
+        """The figures for the --json document."""
+
+    def as_lines(self) -> list[str]:
+        """The figures for a terminal."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class Result:
     trained: Trained
     feeds: tuple[Feed, ...]
     findings: tuple[Finding, ...]
+    numbers: Numbers | None = None
 
 
 def open_pair(target: Path, draft: Path) -> Pair:

@@ -26,6 +26,8 @@ def write_check(result: Result, out: TextIO | None = None) -> None:
     for feed in result.feeds:
         lines += _feed(feed)
     lines.append("")
+    if result.numbers is not None:
+        lines += [*result.numbers.as_lines(), ""]
     for finding in result.findings:
         lines += _finding(finding)
     counts = [sum(f.severity is kind for f in result.findings) for kind in Severity]
