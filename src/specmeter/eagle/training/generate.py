@@ -106,7 +106,9 @@ class Generator:
         shape = (rows, config.num_key_value_heads, keys, config.head_dim)
         size = rows * config.num_key_value_heads * keys * config.head_dim
         if not self.arena or self.arena[0].numel() < size:
+            # The pool dies with its last graph: one captured into a dead pool fails.
             self.captured.clear()
+            self.pool = None
             self.arena.clear()
             # Zeros, because a masked key is multiplied by 0 and memory as it comes may hold NaN.
             self.arena = [
