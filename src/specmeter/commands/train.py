@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         batch_tokens=args.batch_tokens or (24576 if on_gpu else 1024),
         batch_rows=args.batch_rows or (2048 if on_gpu else 32), learning_rate=args.learning_rate,
         target_temperature=args.target_temperature, max_steps=args.max_steps, answer_limit=args.answer_limit,
-        evaluate_tokens=args.evaluate_tokens, command=" ".join(sys.argv),
+        evaluate_tokens=args.evaluate_tokens, command=_command(sys.argv[1:]),
     )  # fmt: skip
     started = time.monotonic()
 
@@ -85,3 +86,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"The head is in {args.out / 'head'}; the figures are in {args.out / 'result.json'}.")
     return int(Exit.DONE)
+
+
+def _command(arguments: list[str]) -> str:
+    """The command line as it is kept in the head's config: paths of this machine by their last part only."""
+    shown = [Path(word).name if "/" in word else word for word in arguments]
+    return shlex.join(["specmeter", *shown])

@@ -253,9 +253,13 @@ def head_config(shape: HeadShape, note: Mapping[str, Any]) -> dict[str, Any]:
         "pad_token_id": 2,
         CAPTURE_KEY: capture,
         "specmeter_layer_ids": {
-            "meaning": "H[k] is the output of the target's decoder layer k-1; H[0] is the embedding output",
-            "vllm eagle_aux_hidden_state_layer_ids": capture,
-            "sglang eagle_config.eagle_aux_hidden_state_layer_ids": [k - 1 for k in capture],
+            "_note": "Per-engine ids of the same states. H[k] is the output of decoder layer k-1. "
+            "Give them to the engine in the key it reads; it reads none of these.",
+            "vllm": {"eagle_aux_hidden_state_layer_ids": capture},
+            "sglang": {
+                "eagle_config.eagle_aux_hidden_state_layer_ids": [k - 1 for k in capture],
+                "eagle_config.use_aux_hidden_state": True,
+            },
         },
         "specmeter_training": dict(note),
     }
