@@ -184,6 +184,7 @@ def test_a_stopped_process_is_reported_as_silent(toy: Toy, tmp_path: Path) -> No
     with running(SHELL, environment(link, tmp_path)) as child:
         ready(child)
         os.kill(child.pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{child.pid}/stat").read_text().split(") ")[1][0] == "T", "the stop")
         assert [process.pid for process in arm(link, timeout_s=0.3).silent] == [child.pid]
         os.kill(child.pid, signal.SIGCONT)
         until(lambda: only_process(link).armed, "arming once it runs again")
@@ -223,6 +224,21 @@ def test_threads_get_lanes_of_their_own(toy: Toy, tmp_path: Path) -> None:
     found = records(only_process(link).ring)
     assert len(found) == 2 * (4 * 2000 + 1) and set(found["seq"].tolist()) == set(range(1, len(found) + 1))
     assert len(set(found["lane"].tolist())) >= 2
+
+
+def test_slot_numbers_start_over_after_32_bits(toy: Toy, tmp_path: Path) -> None:
+    link = toy.link(tmp_path / "links", armed=True, capacity=1000)
+    code = (
+        "import toymod, sys, itertools\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
+        "rt._recorder.ring.next_slot = itertools.count(2**32 - 3).__next__\nrt._recorder._attach(rt._recorder.ring)\n"
+        "for _ in range(3): toymod.step()"
+    )
+    assert run_python(code, environment(link, tmp_path)).stderr == ""
+    process = only_process(link)
+    found = records(process.ring)
+    assert process.report["disarmed"] == [] and process.ring is not None
+    assert process.ring.stat().st_size == layout.HEADER_SIZE + 1024 * layout.RECORD_SIZE
+    assert sorted(found["seq"].tolist()) == [1, 2, 3, 4, 2**32 - 2, 2**32 - 1]
 
 
 def test_wrap_around_keeps_the_newest_records(toy: Toy, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ here disarms the point, is counted, and lets the call's result through.
 from __future__ import annotations
 
 import os
+import struct
 import time
-from _thread import get_ident
+from _thread import RLock, get_ident
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
@@ -21,6 +22,10 @@ End = Callable[..., Any]
 Getter = Tuple[
     int, int, List[str], List[Any]
 ]  # value id, index of the name handed over (-1: result), attributes, steps
+
+
+def _nothing(*_record: Any) -> None:
+    """Packs nothing: takes ``pack_into``'s place while probes are out."""
 
 
 def through(_begin: int, result: Any, *_roots: Any) -> Any:
@@ -63,6 +68,7 @@ class Recorder:
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
         self._open_ring = open_ring
+        self._opening = RLock()
         self._on_fault = on_fault
         self._on_lane = on_lane
         self._make_writers()
@@ -79,51 +85,76 @@ class Recorder:
             return recorder._start()
 
         next_slot: Callable[[], int] = first_slot
-        pack: Callable[..., None] = layout.RECORD.pack_into
+        pack: Callable[..., Any] = layout.RECORD.pack_into
         buffer: Any = None
-        capacity = 1
+        mask = 0
         lanes: Dict[int, int] = self.lanes
         header, size = layout.HEADER_SIZE, layout.RECORD_SIZE
 
         def attach(ring: Ring) -> None:
-            nonlocal buffer, capacity, next_slot
-            buffer, capacity, next_slot = ring.buffer, ring.capacity, ring.next_slot
+            nonlocal buffer, mask, next_slot
+            buffer, mask, next_slot = ring.buffer, ring.capacity - 1, ring.next_slot
 
         def reset() -> None:
-            nonlocal next_slot, cycle, lanes, buffer
-            recorder.ring, buffer, cycle, next_slot = None, None, 0, first_slot
+            nonlocal cycle, lanes, buffer
+            recorder.ring, buffer, cycle = None, None, 0
+            recorder._opening = RLock()
             recorder.lanes = lanes = {}
+            set_writing(writing)
 
         def set_writing(on: bool) -> None:
-            nonlocal writing
+            # Off costs the hot path no test: a frame still in flight then writes nothing, nowhere.
+            nonlocal writing, pack, next_slot
             writing = on
+            pack = layout.RECORD.pack_into if on else _nothing
+            if not on:
+                next_slot = int
+            else:
+                next_slot = recorder.ring.next_slot if recorder.ring is not None else first_slot
 
         def write(kind: int, point: int, t0: int, t1: int, value: int) -> None:
-            slot = next_slot()
-            at = header + slot % capacity * size
             lane = lanes.get(ident())
             if lane is None:
                 lane = recorder._new_lane()
-            pack(buffer, at, t0, t1, cycle, point, kind, lane, value, slot + 1 & 0xFFFFFFFF)
+            slot = next_slot()
+            pack(buffer, header + (slot & mask) * size, t0, t1, cycle, point, kind, lane, value, slot + 1 & 0xFFFFFFFF)
 
         def make_span(point: int) -> End:
             def end(t0: int, result: Any) -> Any:
                 t1 = clock()
-                if writing:
-                    try:
-                        slot = next_slot()
-                        lane = lanes.get(ident())
-                        if lane is None:
-                            lane = recorder._new_lane()
-                        at = header + slot % capacity * size
-                        pack(buffer, at, t0, t1, cycle, point, 0, lane, 0, slot + 1 & 0xFFFFFFFF)
-                    except Exception as error:
-                        if not _ours(error):
-                            raise
-                        recorder._fault(point, error)
+                try:
+                    lane = lanes[ident()]
+                    slot = next_slot()
+                    # 4096: HEADER_SIZE, 32: RECORD_SIZE, as constants.
+                    pack(buffer, 4096 + (slot & mask) * 32, t0, t1, cycle, point, 0, lane, 0, slot + 1)
+                except Exception as error:
+                    if not recover(point, error, t0, t1):
+                        raise
                 return result
 
             return end
+
+        def recover(point: int, error: Exception, t0: int, t1: int) -> bool:
+            """Write the record after all at a thread's first and when slot numbers ran out; False: not our fault."""
+            if not _ours(error):
+                return False
+            if not writing:
+                return True
+            try:
+                ring = recorder.ring
+                if type(error) is KeyError and ident() not in lanes:
+                    write(layout.KIND_HOST_SPAN, point, t0, t1, 0)
+                    return True
+                if ring is not None and type(error) is struct.error and ring.start_over():
+                    attach(ring)
+                    write(layout.KIND_HOST_SPAN, point, t0, t1, 0)
+                    return True
+            except Exception as second:
+                if not _ours(second):
+                    raise
+                error = second
+            recorder._fault(point, error)
+            return True
 
         def make_cycle_begin(point: int) -> Begin:
             def begin() -> int:
@@ -186,11 +217,12 @@ class Recorder:
 
     def _start(self) -> int:
         """Make the ring, and give its first slot."""
-        ring = self.ring
-        if ring is None:
-            ring = self.ring = self._open_ring()
-            self._attach(ring)
-            self._on_lane()
+        with self._opening:
+            ring = self.ring
+            if ring is None:
+                ring = self.ring = self._open_ring()
+                self._attach(ring)
+                self._on_lane()
         return ring.next_slot()
 
     def _new_lane(self) -> int:

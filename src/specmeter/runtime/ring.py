@@ -33,7 +33,7 @@ def boot_id() -> str:
 
 
 class Ring:
-    """A preallocated ring file (0600) of ``capacity`` records.
+    """A preallocated ring file (0600) of ``capacity`` records, rounded up to a power of two.
 
     ``next_slot()`` gives slot numbers over the ring's whole life, without a lock; ``buffer`` is the mapping. Raises
     OSError when the file cannot be made or the disk is full: every block is allocated here, so that no write can
@@ -42,7 +42,7 @@ class Ring:
 
     def __init__(self, path: str, capacity: int, plan_sha256: bytes, rank: int = -1, world: int = -1) -> None:
         self.path = path
-        self.capacity = capacity
+        self.capacity = capacity = 1 << max(capacity - 1, 1).bit_length()
         self.next_slot = count().__next__
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
         if os.path.exists(path):
@@ -73,6 +73,16 @@ class Ring:
             time.perf_counter_ns(),
             time.time_ns(),
         )
+
+    def start_over(self) -> bool:
+        """Begin the slot numbers anew when the 32 bits of the commit mark have run out; False when they have not.
+
+        The one record whose mark would be 0 is lost; the next one's mark is 1, as 2**32 positions later it should be.
+        """
+        if self.written() < 1 << 32:
+            return False
+        self.next_slot = count().__next__
+        return True
 
     def written(self) -> int:
         """How many slots were taken so far. Looks without taking one."""
