@@ -19,11 +19,12 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from . import lexer
 from .pyfile import SourceError
 
-# size, mtime_ns, sha256, definitions, callees, problem
-Entry = Tuple[int, int, str, List[lexer.Definition], List[str], str]
+# size, mtime_ns, sha256, definitions, callees, problem. The two lists are kept as text, one item a line: half a million
+# small objects would take longer to load than the files take to be listed.
+Entry = Tuple[int, int, str, str, str, str]
 Index = Dict[str, Entry]
 
-_FORMAT = 1
+_FORMAT = 2
 _RACY_NS = 2_000_000_000
 _SHARE = 64
 """Fewer files than this are read by one process: starting another takes longer."""
@@ -76,7 +77,18 @@ def search(index: Index, pattern: str) -> List[str]:
         wanted = re.compile(pattern)
     except re.error as error:
         raise SourceError(f"{pattern!r} is not a regular expression: {error}") from None
-    return [path for path, entry in index.items() if next(lexer.matching(wanted, entry[3], entry[4]), None)]
+    return [path for path, entry in index.items() if _holds(entry, wanted)]
+
+
+def definitions(entry: Entry) -> List[lexer.Definition]:
+    """The file's definitions as ``(kind, qualified name, line)``."""
+    rows = [row.split("\t") for row in entry[3].splitlines()]
+    return [(kind, name, int(line)) for kind, name, line in rows]
+
+
+def _holds(entry: Entry, wanted: "re.Pattern[str]") -> bool:
+    names = [row.split("\t")[1] for row in entry[3].splitlines()]
+    return any(map(wanted.search, names)) or any(map(wanted.search, entry[4].splitlines()))
 
 
 def _walk(root: str) -> Iterator[Tuple[str, int, int]]:
@@ -135,18 +147,17 @@ def _start(root: str, files: List[Tuple[str, int, int]]) -> Tuple[int, int]:
 
 def _read(root: str, files: List[Tuple[str, int, int]]) -> Iterator[Tuple[str, Entry]]:
     for path, size, mtime_ns in files:
-        digest, problem = "", ""
-        definitions: List[lexer.Definition] = []
-        callees: List[str] = []
+        digest, defined, called, problem = "", "", "", ""
         try:
             with open(os.path.join(root, path), "rb") as handle:
                 data = handle.read()
             digest = hashlib.sha256(data).hexdigest()
-            definitions, callees = lexer.scan(lexer.decode(data))
+            found, callees = lexer.scan(lexer.decode(data))
+            defined = "\n".join(f"{kind}\t{name}\t{line}" for kind, name, line in found)
+            called = "\n".join(callees)
         except (OSError, UnicodeDecodeError, LookupError) as error:
             problem = str(error)
-        # Interned names are stored once in the cache.
-        yield path, (size, mtime_ns, digest, definitions, [sys.intern(name) for name in callees], problem)
+        yield path, (size, mtime_ns, digest, defined, called, problem)
 
 
 def _load(stored: str, root: str) -> Tuple[int, Index]:

@@ -9,7 +9,7 @@ comments too. They say which files are worth parsing, never what is in them.
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, List, Tuple
 
 _TRIPLE = r'"""[^"\\]*(?:(?:\\[\s\S]|"(?!""))[^"\\]*)*"""'
 _SINGLE = r'"[^"\\\n]*(?:\\[\s\S][^"\\\n]*)*"'
@@ -79,9 +79,3 @@ def _closed(indent: int) -> "re.Pattern[str]":
         # Brackets and quotes may begin the rest of a longer statement, and "else" and its like go on with one.
         _CLOSED[indent] = re.compile(r"\n[ \t]{0,%d}(?![ \t])[^\s#)\]}'\"]" % indent)
     return _CLOSED[indent]
-
-
-def matching(pattern: "re.Pattern[str]", definitions: List[Definition], callees: List[str]) -> Iterator[str]:
-    """The names of one file that ``pattern`` is found in."""
-    yield from (name for _, name, _ in definitions if pattern.search(name))
-    yield from (name for name in callees if pattern.search(name))

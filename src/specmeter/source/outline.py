@@ -48,7 +48,7 @@ def package_target(request: Mapping[str, Any], entries: Sequence[str]) -> Plain:
         "files": len(index),
         "read": count,
         "bytes": sum(entry[0] for entry in index.values()),
-        "definitions": sum(len(entry[3]) for entry in index.values()),
+        "definitions": sum(len(entry[3].splitlines()) for entry in index.values()),
         "unreadable": unreadable,
     }
     if request.get("grep"):
