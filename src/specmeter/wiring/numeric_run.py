@@ -102,8 +102,8 @@ def _scan_lines(scan: Scan) -> list[str]:
     lines = [f"scan    {verdict}"]
     lines += [f"        H[{s.state}] beats H[{s.rival}] by {s.margin:.1f} standard errors" for s in scan.slots]
     lines.append(
-        f"        {scan.evaluations} head forwards in place of {scan.combinations} combinations, {scan.rows} positions, "
-        f"{scan.seconds:.0f} s"
+        f"        {scan.evaluations} head forwards in place of {scan.combinations} combinations, {scan.rows} positions,"
+        f" {scan.seconds:.0f} s"
     )
     return lines
 
@@ -170,7 +170,7 @@ def scan_findings(scan: Scan, result: Result) -> list[Finding]:
         if close
         else ""
     )
-    found = [note("scan", f"the head was trained on {named}, or on layers that serve it as well", doubt.strip())]
+    found = [note("scan", f"the head was trained on {named}" + (", or on neighbouring layers" if doubt else ""), doubt)]
     for feed in result.feeds:
         if not feed.used or feed.states is None or feed.states == scan.states:
             continue

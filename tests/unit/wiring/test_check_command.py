@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from wiring_pairs import make
 
 from specmeter.cli import main
+from tests.support.wiring_pairs import make
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wiring_pairs import TARGETS, Made, make
 
 from specmeter.errors import SpecmeterError
 from specmeter.wiring.check import check_pair, open_pair
 from specmeter.wiring.findings import Finding, Severity
 from specmeter.wiring.flag_checks import Settings
 from specmeter.wiring.locate import Engine
+from tests.support.wiring_pairs import TARGETS, Made, make
 
 TOP, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 Mutation = Callable[[Made], None]

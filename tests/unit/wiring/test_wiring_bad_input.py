@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wiring_pairs import make, write_safetensors
 
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.check import open_pair
 from specmeter.wiring.safetensors_header import read_header
+from tests.support.wiring_pairs import make, write_safetensors
 
 
 def raw(path: Path, header: str | bytes, data: bytes = b"", length: int | None = None) -> Path:
