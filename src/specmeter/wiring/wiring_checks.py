@@ -178,19 +178,23 @@ def find_cure(head: Head, feed: Feed, trained: Trained, derivers: Mapping[str, D
     if trained.states is None or derive is None:
         return ""
     bare = without_ids(head.config)
-    if _feeds(derive(bare), feed, trained.states):
+    if _like(derive(bare), feed, trained.states) is not None:
         return "Remove every layer id from the head's config: the engine's default is right."
     for key in feed.reads:
         for step in (0, -1, 1):
             ids = [k + step for k in trained.states]
-            if _feeds(derive(with_key(bare, key, ids)), feed, trained.states):
-                return f"For {feed.name} write {key_text(key)}: {ids} in the head's config.json."
+            made = _like(derive(with_key(bare, key, ids)), feed, trained.states)
+            if made is not None:
+                graphs = made.graph_states is not None
+                also = " Start it with --disable-cuda-graph too: its graphs keep the default layers." if graphs else ""
+                return f"For {feed.name} write {key_text(key)}: {ids} in the head's config.json.{also}"
     return f"{feed.name} cannot be made to feed {states_text(trained.states)} by any key that it reads."
 
 
-def _feeds(feeds: list[Feed], like: Feed, states: tuple[int, ...]) -> bool:
+def _like(feeds: list[Feed], like: Feed, states: tuple[int, ...]) -> Feed | None:
+    """The feed of the same reader if it feeds these states, at least outside CUDA graphs."""
     same = next((feed for feed in feeds if feed.reader == like.reader), None)
-    return same is not None and same.states == states and not same.refusal and same.graph_states in (None, states)
+    return same if same is not None and same.states == states and not same.refusal else None
 
 
 def _keys(head: Head, target: Shape, feed: Feed) -> Iterator[Finding]:
