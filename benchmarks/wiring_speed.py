@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--vllm", help="a Python with vLLM installed")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--scan", action="store_true", help="also --probe and --scan of SmolLM2 (minutes)")
+    parser.add_argument("--threads", type=int, help="compute threads of --probe and --scan")
     parser.add_argument("--head", type=Path, help="the head for --scan; its layer ids are not used")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, CPython {platform.python_version()}")
@@ -103,6 +104,7 @@ def main() -> None:
 
         head = args.head or next((ROOT / "src/specmeter/eagle/heads").glob("smollm2-*"))
         pair = ["--target", str(ensure_model()), "--draft", str(head), "--engine", "vllm==0.32.0"]
+        pair += ["--threads", str(args.threads)] if args.threads else []
         print("--probe                       ", *timed([*pair, "--probe"], 1))
         print("--scan                        ", *timed([*pair, "--scan"], 1))
 
