@@ -1,4 +1,4 @@
-"""Decodes prompts with vLLM and prints one JSON line of seconds per request. Run by decode_speed.py with vLLM's Python."""
+"""Decodes prompts with vLLM, prints a JSON line of seconds per request. decode_speed.py runs it with vLLM's Python."""
 
 from __future__ import annotations
 

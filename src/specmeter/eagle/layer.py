@@ -97,7 +97,7 @@ class Attention:
 
 
 class Mlp:
-    """down(silu(gate(x)) * up(x)) + residual, with gate and up in one product: a call costs more than the activation."""
+    """down(silu(gate(x)) * up(x)) + residual. Gate and up are one product: a call costs more than the activation."""
 
     def __init__(
         self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, packed: bool
