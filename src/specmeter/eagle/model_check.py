@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specmeter.eagle.model_wheel import REQUIREMENT, WHEEL_SHA256, sha256_of
+from specmeter.eagle.model_wheel import ModelPackage, sha256_of
 
 MANIFEST = "specmeter-model.json"
 SCHEMA = "specmeter/model/1"
@@ -29,7 +29,7 @@ class Damage:
         return f"{self.file}: {self.reason}"
 
 
-def write_manifest(directory: Path) -> None:
+def write_manifest(package: ModelPackage, directory: Path) -> None:
     """Record size and SHA-256 of every file in ``directory``, and the SHA-256 of the weights' header alone."""
     files = {
         path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)}
@@ -38,7 +38,7 @@ def write_manifest(directory: Path) -> None:
     }
     document = {
         "schema": SCHEMA,
-        "source": {"requirement": REQUIREMENT, "wheel_sha256": WHEEL_SHA256},
+        "source": {"requirement": package.requirement, "wheel_sha256": package.wheel_sha256},
         "weights_header_sha256": _header_sha256(directory / WEIGHTS),
         "files": files,
     }
@@ -46,7 +46,7 @@ def write_manifest(directory: Path) -> None:
         json.dump(document, out, indent=2)
 
 
-def find_damage(directory: Path, thorough: bool = False) -> Damage | None:
+def find_damage(package: ModelPackage, directory: Path, thorough: bool = False) -> Damage | None:
     """What is wrong with the directory, or None if it is whole.
 
     Every file's size, the small files' hashes and the weights' header are checked each time (about 20 ms);
@@ -56,7 +56,7 @@ def find_damage(directory: Path, thorough: bool = False) -> Damage | None:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
         files = {str(name): (int(e["size"]), str(e["sha256"])) for name, e in manifest["files"].items()}
         header = str(manifest["weights_header_sha256"])
-        current = manifest["schema"] == SCHEMA and manifest["source"]["wheel_sha256"] == WHEEL_SHA256
+        current = manifest["schema"] == SCHEMA and manifest["source"]["wheel_sha256"] == package.wheel_sha256
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Damage(MANIFEST, f"cannot be read ({type(error).__name__})")
     if not current or WEIGHTS not in files:

