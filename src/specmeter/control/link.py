@@ -168,8 +168,12 @@ def links(base: Path | None = None) -> list[Link]:
 
 
 def remove_link(link: Link) -> None:
-    """Delete a link's directory with its rings."""
-    shutil.rmtree(link.path, ignore_errors=True)
+    """Delete a link's directory with its rings. A process that still runs may be writing its report: tried again."""
+    for _ in range(20):
+        shutil.rmtree(link.path, ignore_errors=True)
+        if not link.path.exists():
+            return
+        time.sleep(0.01)
 
 
 def write_private(path: Path, data: bytes) -> None:

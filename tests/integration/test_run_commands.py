@@ -1,0 +1,197 @@
+"""The commands run, env, arm, disarm and status, on a toy server with its own recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmeter.control import find_link, interpreter_of, make_link
+from specmeter.control.launch import _interpreter_options
+from specmeter.errors import SpecmeterError
+from tests.support.children import until
+
+SERVER = """
+import signal, sys, time
+import toysrv
+def stop(number, frame):
+    print("stopping", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, stop)
+print("up", flush=True)
+while True:
+    toysrv.step()
+    time.sleep(0.005)
+"""
+MODULE = "def leaf(x):\n    return x\n\ndef step():\n    return leaf(1)\n"
+RECIPE = """
+schema = 1
+engine = "toy"
+about = "a toy"
+[[versions]]
+dist = ["pytest"]
+range = ">=1"
+[[point]]
+name = "cycle"
+role = "cycle"
+kind = "body"
+clock = "host"
+required = true
+about = "one step"
+anchors = [{ module = "toysrv", function = "step" }]
+[[point]]
+name = "verify.forward"
+role = "leaf"
+kind = "call"
+clock = "host"
+required = true
+about = "the leaf"
+anchors = [{ module = "toysrv", function = "step", call = "^CALLEE$" }]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the toy server, its recipe, and a runtime directory of its own."""
+    (tmp_path / "toysrv.py").write_text(MODULE)
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "toy.toml").write_text(RECIPE.replace("CALLEE", "leaf"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def specmeter(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specmeter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["schema"].startswith("specmeter/") and document["warnings"] == []
+    found: dict[str, Any] = document["result"]
+    return found
+
+
+def test_run_arm_status_disarm_and_the_servers_own_end(place: Path) -> None:
+    command = [sys.executable, "-m", "specmeter", "run", "--recipe", str(place / "toy.toml"), "--"]
+    server = subprocess.Popen(
+        [*command, sys.executable, str(place / "server.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None and server.stdout.readline() == "up\n"
+        (link,) = result(specmeter("status", "--json"))["links"]
+        assert link["processes"][0]["armed"] is False
+        armed = result(specmeter("arm", "--json"))
+        assert (armed["silent"], armed["processes"][0]["armed"]) == ([], True)
+
+        def hits() -> dict[str, int]:
+            (entry,) = result(specmeter("status", "--json"))["links"]
+            return {point["name"]: point["hits"] for point in entry["processes"][0]["points"]}
+
+        until(lambda: min(hits().values()) > 3, "hits of both points")
+        assert "2 of 2 points armed" in specmeter("status").stdout
+        assert specmeter("disarm").returncode == 0
+        before = hits()
+        time.sleep(0.1)
+        assert hits() == before
+        server.send_signal(signal.SIGTERM)
+        out, err = server.communicate(timeout=20)
+        assert (out, server.returncode) == ("stopping\n", 7), err
+        assert list((place / "run" / "specmeter").iterdir()) == [], "the link goes with its server"
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+            server.wait(20)
+
+
+def test_an_anchor_that_does_not_resolve_starts_nothing(place: Path) -> None:
+    (place / "toy.toml").write_text(RECIPE.replace("CALLEE", "missing"))
+    done = specmeter("run", "--recipe", str(place / "toy.toml"), "--", sys.executable, "-c", "print('started')")
+    assert done.returncode == 1 and "started" not in done.stdout and "verify.forward" in done.stderr
+    assert not (place / "run" / "specmeter").exists() or list((place / "run" / "specmeter").iterdir()) == []
+
+
+def test_a_runtime_that_did_not_come_up_is_said(place: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(place)!r}); import toysrv; print(toysrv.step())"
+    done = specmeter("run", "--recipe", str(place / "toy.toml"), "--", sys.executable, "-I", "-c", code)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "isolated mode" in done.stderr and "did not come up" in done.stderr
+
+
+def test_env_prints_lines_that_a_shell_takes(place: Path) -> None:
+    odd = place / "o dd'$x"
+    odd.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(odd)
+    done = specmeter("env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--armed", "--link", "pod")
+    assert done.returncode == 0, done.stderr
+    script = f"{done.stdout}\n{sys.executable} -c 'import toysrv; toysrv.step()'"
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (link,) = result(specmeter("status", "--json"))["links"]
+    assert link["link"] == "pod" and [point["hits"] for point in link["processes"][0]["points"]] == [1, 1]
+    systemd = specmeter("env", "--link", "pod", "--python", sys.executable, "--format", "systemd")
+    assert systemd.stdout.startswith('Environment="SPECMETER_LINK=')
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "no command"),
+        (["run", "--", "no-such-program"], "is not there"),
+        (["run", "--", "/bin/true"], "not a Python program"),
+        (["arm"], "no link"),
+        (["arm", "--link", "nowhere"], "no link nowhere"),
+        (["env"], "Which Python"),
+        (["run", "--records", "3", "--", sys.executable], "too few"),
+        (["run", "--link", "../x", "--engine", "specmeter", "--", sys.executable], "cannot be a link id"),
+    ],
+)
+def test_wrong_use_is_explained(place: Path, words: list[str], said: str) -> None:
+    done = specmeter(*words)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_that_others_can_write_to_is_refused(place: Path) -> None:
+    (place / "run" / "specmeter").mkdir(mode=0o700)
+    (place / "run" / "specmeter").chmod(0o777)
+    done = specmeter("status")
+    assert done.returncode == 3 and "cannot be trusted" in done.stderr
+
+
+def test_a_folder_that_is_a_symbolic_link_is_refused(place: Path) -> None:
+    (place / "elsewhere").mkdir(mode=0o700)
+    (place / "run" / "specmeter").symlink_to(place / "elsewhere")
+    assert specmeter("status").returncode == 3
+
+
+def test_two_links_must_be_told_apart(place: Path) -> None:
+    for name in ("one", "two"):
+        make_link({"points": []}, {}, link_id=name)
+    with pytest.raises(SpecmeterError, match="2 links"):
+        find_link()
+    with pytest.raises(SpecmeterError, match="exists already"):
+        make_link({"points": []}, {}, link_id="one")
+    assert find_link("two").id == "two"
+
+
+def test_interpreters_behind_scripts(tmp_path: Path) -> None:
+    direct, through_env, shell = (tmp_path / name for name in ("direct", "by-env", "long"))
+    direct.write_text(f"#!{sys.executable} -E\nprint()\n")
+    through_env.write_text(f"#!/usr/bin/env {Path(sys.executable).name}\n")
+    shell.write_text(f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n")
+    for script in (direct, through_env, shell):
+        script.chmod(0o755)
+    assert interpreter_of([str(direct)]) == Path(sys.executable)
+    assert interpreter_of([str(shell)]) == Path(sys.executable)
+    assert interpreter_of([str(through_env)]).name == Path(sys.executable).name
+    assert interpreter_of(["env", "A=1", sys.executable, "x.py"]) == Path(sys.executable)
+    assert _interpreter_options([str(direct)]) == ["-E"]
