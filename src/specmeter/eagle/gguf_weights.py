@@ -6,6 +6,7 @@ The safetensors file is written as a stream, so that no more than one tensor's f
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,10 +37,10 @@ def hf_name(gguf_name: str) -> str:
     """The Hugging Face name of a Llama tensor; raises KeyError for a name that a Llama model does not have."""
     if gguf_name in _OUTER:
         return _OUTER[gguf_name]
-    block, layer, part, kind = gguf_name.split(".")
-    if block != "blk" or kind != "weight":
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", gguf_name)
+    if found is None:
         raise KeyError(gguf_name)
-    return f"model.layers.{int(layer)}.{_INNER[part]}.weight"
+    return f"model.layers.{found[1]}.{_INNER[found[2]]}.weight"
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> Bf16:
