@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_counts(args: argparse.Namespace) -> None:
-    for name, low in (("threads", 1), ("max_context", 2), ("max_queue", 0), ("port", 0)):
+    for name, low in (("threads", 1), ("max_context", 2), ("max_queue", 0)):
         value = getattr(args, name)
         if value is not None and value < low:
             raise SpecmeterError(f"--{name.replace('_', '-')} is {value}.", f"It must be at least {low}.")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specmeter.eagle.server_http import Service
 
 GRACE_S = 2
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> Exit:
     listener = bind(options.host, options.port)
     try:
         service = load_service(options)
-        server = _Server(service, listener, on_ready)
+        server = Server(service, listener, on_ready)
         service.engine.start()
         try:
             asyncio.run(server.serve(sockets=[listener]))
@@ -65,23 +66,26 @@ def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> Exit:
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet. Raises SpecmeterError if host or port cannot be used."""
+    if not 0 <= port <= MAX_PORT:
+        # getaddrinfo takes the number modulo 65536 and would listen somewhere else.
+        raise SpecmeterError(f"Cannot listen on port {port}.", f"Ports run from 0 to {MAX_PORT}.", "Choose another.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise _bind_error(host, port, error) from error
     try:
         # Without it a restart would have to wait for the last run's connections to time out.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise _bind_error(host, port, error) from error
     return listener
 
 
-def _bind_error(host: str, port: int, error: OSError | OverflowError) -> SpecmeterError:
-    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+def _bind_error(host: str, port: int, error: OSError) -> SpecmeterError:
+    taken = error.errno == errno.EADDRINUSE
     why = "Another process listens there." if taken else str(error)
     return SpecmeterError(f"Cannot listen on {host} port {port}.", why, "Choose another with --host and --port.")
 
@@ -112,7 +116,7 @@ def load_service(options: ServeOptions) -> Service:
     return Service(EngineThread(engine, options.max_queue), tokenizer, limits, int(time.time()))
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn, told to stop by a signal once, and to take the engine down with it."""
 
     def __init__(self, service: Service, listener: socket.socket, on_ready: Callable[[str], None]) -> None:

@@ -81,19 +81,31 @@ class Job:
     def __post_init__(self) -> None:
         self._decoder = StreamDecoder(self.tokenizer, self.request.skip_special_tokens)
         self._stops = StopMatcher(self.request.stop)
+        self._said = ""
         self._per_cycle = self.request.stream or bool(self.request.stop)
 
     def detokenize(self, token_ids: Sequence[int], finish: str | None) -> Piece:
-        """Take a cycle's tokens; returns what can be said now. Text is made each cycle only if it is wanted then."""
+        """Take a cycle's tokens; returns the news: what is new for a stream, all of it at the end for another request.
+
+        Text is made each cycle only if it is wanted then.
+        """
         self.token_ids += token_ids
-        text = ""
         if self._per_cycle:
-            text = self._stops.push(self._decoder.push(token_ids))
-        elif finish is not None:
-            text = self.tokenizer.decode(self.token_ids, self.request.skip_special_tokens)
-        if finish is not None and self._per_cycle and not self._stops.matched:
+            text = self._new_text(token_ids, finish)
+        else:
+            text = "" if finish is None else self.tokenizer.decode(self.token_ids, self.request.skip_special_tokens)
+        if self._stops.matched:
+            finish = "stop"
+        if not self.request.stream:
+            self._said += text
+            text = self._said
+        return Piece(text, tuple(token_ids), finish)
+
+    def _new_text(self, token_ids: Sequence[int], finish: str | None) -> str:
+        text = self._stops.push(self._decoder.push(token_ids))
+        if finish is not None and not self._stops.matched:
             text += self._stops.push(self._decoder.finish()) + self._stops.finish()
-        return Piece(text, tuple(token_ids), "stop" if self._stops.matched else finish)
+        return text
 
 
 class EngineThread:

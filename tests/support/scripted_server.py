@@ -1,0 +1,97 @@
+"""The real HTTP server over an engine that plays a script, for tests of everything but the model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from specmeter.eagle.server import Server, bind
+from specmeter.eagle.server_http import Service
+from specmeter.eagle.server_jobs import EngineThread
+from specmeter.eagle.server_requests import Limits
+from specmeter.eagle.settings import Sampling, SpecSettings
+from specmeter.eagle.tokenizer import Tokenizer
+
+CONTEXT = 64
+
+
+@dataclass(frozen=True)
+class ScriptedCycle:
+    """A cycle with what the engine's own has."""
+
+    token_ids: list[int]
+    drafted: int = 0
+    accepted: int = 0
+    finish: str | None = None
+
+
+@dataclass
+class ScriptedEngine:
+    """Plays ``script`` for every request. ``gate`` cleared holds it before each cycle but the first."""
+
+    script: list[ScriptedCycle]
+    max_context: int = CONTEXT
+    gate: threading.Event = field(default_factory=threading.Event)
+    seen: list[tuple[list[int], Sampling, SpecSettings | None]] = field(default_factory=list)
+    closed: int = 0
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, spec: SpecSettings | None = None
+    ) -> Iterator[ScriptedCycle]:
+        """One cycle after the other."""
+        self.seen.append((list(prompt_ids), sampling, spec))
+        try:
+            for place, cycle in enumerate(self.script):
+                if place:
+                    self.gate.wait(20)
+                if self.failure is not None:
+                    raise self.failure
+                plain = spec is None or spec.speculative_num_steps == 0
+                yield replace(cycle, drafted=0, accepted=0) if plain else cycle
+        finally:
+            self.closed += 1
+
+
+@contextmanager
+def scripted_server(
+    engine: ScriptedEngine, tokenizer: Tokenizer, max_queue: int = 4, has_draft: bool = True
+) -> Iterator[str]:
+    """The base URL of a server on a free port; ended and joined at exit."""
+    limits = Limits("tiny", engine.max_context, 64, SpecSettings(2 if has_draft else 0), has_draft)
+    service = Service(EngineThread(engine, max_queue), tokenizer, limits, created=1)
+    listener, ready, urls = bind("127.0.0.1", 0), threading.Event(), []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    server = Server(service, listener, on_ready)
+    service.engine.start()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield urls[0]
+    finally:
+        engine.gate.set()
+        server.handle_exit(15, None)
+        thread.join(10)
+        service.engine.join(10)
+        listener.close()
+        assert not thread.is_alive() and not service.engine.alive
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Poll until ``condition`` holds; AssertionError if it does not in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
