@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from specmeter.analysis.profile import analyse, baseline_from_trace
-from specmeter.control import arm, disarm, launch_env, mix, processes
+from specmeter.control import Link, arm, disarm, launch_env, mix, processes
 from specmeter.control.hits import count_hits
 from specmeter.control.prepare import prepare_link
 from specmeter.engines import engine_named
@@ -51,6 +53,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="passes over the prompts in each measured stage")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds to wait for a start")
+    parser.add_argument("--wait-for", type=Path, default=None, help="do not measure before this file exists")
+    parser.add_argument("--device", action="store_true", help="CUDA events around device points outside graphs")
     parser.add_argument("--loaded-only", action="store_true")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
@@ -79,15 +83,15 @@ class ExitTest:
 
     def plain(self) -> None:
         """The tokens of a server that never saw specmeter."""
-        import os
-
         with Server(self, tuple(self.args.command), dict(os.environ), "plain"):
             self.stage("plain", rounds=2)
 
     def loaded(self) -> None:
         """Dormant, armed, mixed, disarmed."""
-        self.link = prepare_link(self.args.command, engine=self.args.engine, link_id="exit-spec", capacity=1 << 20)
+        self.link = self.make_link(self.args.command)
         with Server(self, tuple(self.args.command), launch_env(self.link), "loaded"):
+            self.stage("dormant", rounds=1)
+            self.wait()
             self.stage("dormant", rounds=2)
             self.result["arm"] = str(arm(self.link))
             self.requests = self.stage("armed", rounds=self.args.rounds)
@@ -103,10 +107,24 @@ class ExitTest:
             for name, texts in self.tokens.items()
         }
 
+    def make_link(self, command: Sequence[str]) -> Link:
+        """A link of its own for one start, beside the results."""
+        base = self.args.out / "links"
+        base.mkdir(mode=0o700, exist_ok=True)
+        return prepare_link(
+            command, engine=self.args.engine, base=base, capacity=1 << 20, device_events=self.args.device
+        )
+
+    def wait(self) -> None:
+        """Until the file of --wait-for exists, at most 15 minutes."""
+        deadline = time.monotonic() + 900
+        while self.args.wait_for and not self.args.wait_for.exists() and time.monotonic() < deadline:
+            time.sleep(0.5)
+
     def baseline(self) -> None:
         """The same command without speculation, armed."""
         command = self.engine.with_setting(tuple(self.args.command), Setting.of(0))
-        self.base_link = prepare_link(command, engine=self.args.engine, link_id="exit-base", capacity=1 << 20)
+        self.base_link = self.make_link(command)
         with Server(self, command, launch_env(self.base_link), "baseline"):
             self.stage("baseline-warm", rounds=1)
             arm(self.base_link)
@@ -127,7 +145,7 @@ class ExitTest:
         (self.args.out / "baseline.txt").write_text(render_analysis(base, width=110))
         self.result["baseline_analysis"] = base
 
-    def save_rings(self, name: str, link: Any) -> None:
+    def save_rings(self, name: str, link: Link) -> None:
         """A run directory with the rings and the plan, to look again later."""
         writer = RunWriter.create(self.args.out / f"run-{name}", self.args.command)
         writer.write_plan(link.plan())

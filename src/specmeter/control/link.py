@@ -93,11 +93,13 @@ def make_link(
     armed: bool = False,
     capacity: int | None = None,
     watchdog_s: float = 0.0,
+    device_events: bool = False,
 ) -> Link:
     """Make a link directory from a plan and its code (module name -> blob).
 
     ``command`` is stored as given: mask it first. ``armed``: the processes arm from their first import. ``capacity``:
     records a ring (32 bytes each). ``watchdog_s``: disarm by itself so long after the last ``beat``, 0 never.
+    ``device_events``: points whose clock is the device also record CUDA events outside graph capture.
     Raises SpecmeterError when the id is taken or the folder cannot be used.
     """
     id = link_id or f"{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
@@ -118,6 +120,7 @@ def make_link(
         "python": python.get("executable"),
         "command": list(command),
         "capacity": capacity,
+        "device_events": device_events,
         "state": state,
     }
     try:

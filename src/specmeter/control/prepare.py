@@ -21,6 +21,7 @@ def prepare_link(
     base: Path | None = None,
     armed: bool = False,
     capacity: int | None = None,
+    device_events: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Link:
     """Plan for the interpreter of ``command`` (or ``python``) and make the link. Raises SpecmeterError."""
@@ -36,4 +37,5 @@ def prepare_link(
         command=[Path(command[0]).name] if command else [],
         armed=armed,
         capacity=capacity,
+        device_events=device_events,
     )

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from . import layout
 
@@ -100,6 +100,10 @@ class EventClock:
             self.dropped += 1
             return
         self._pending.append((point, self._cycle(), first, second))
+
+    def describe(self) -> Dict[str, Any]:
+        """For the process's report: why nothing is recorded (empty: it is), pairs dropped and waiting."""
+        return {"reason": self.reason, "dropped": self.dropped, "waiting": len(self._pending)}
 
     def drain(self) -> None:
         """Write the spans that the device has passed. Called at a cycle's begin; asks, and never waits."""

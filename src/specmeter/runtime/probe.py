@@ -13,6 +13,7 @@ from _thread import RLock, get_ident
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
+from .device import EventClock, is_device_point
 from .ring import Ring
 from .values import NotAPlainValue, compile_path, follow
 
@@ -67,6 +68,7 @@ class Recorder:
         self.refused_values: Dict[int, str] = {}
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
+        self.events: Optional[EventClock] = None
         self._open_ring = open_ring
         self._opening = RLock()
         self._on_fault = on_fault
@@ -162,6 +164,8 @@ class Recorder:
                 if writing:
                     try:
                         cycle = cycle + 1 & 0xFFFFFFFF
+                        if recorder.events is not None:
+                            recorder.events.drain()
                         if recorder.on_cycle is not None:
                             recorder.on_cycle(cycle, clock())
                     except Exception as error:
@@ -174,6 +178,12 @@ class Recorder:
 
         self._attach, self.reset, self.set_writing, self.write = attach, reset, set_writing, write
         self._make_span, self._make_cycle_begin = make_span, make_cycle_begin
+        self._cycle = lambda: cycle
+
+    def time_device(self) -> None:
+        """From now on, pairs of device points also record events on the device."""
+        if self.events is None:
+            self.events = EventClock(self.write, self._cycle)
 
     def pair(
         self, point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids: Dict[str, int]
@@ -182,6 +192,8 @@ class Recorder:
         id = int(point["id"])
         begin: Begin = self._make_cycle_begin(id) if point.get("role") == "cycle" else time.perf_counter_ns
         end = self._make_span(id)
+        if self.events is not None and is_device_point(point):
+            begin, end = self.events.pair(id, begin, end)
         getters = _getters(point, roots, value_ids)
         return begin, self._with_values(id, end, getters) if getters else end
 

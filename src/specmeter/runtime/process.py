@@ -107,6 +107,8 @@ class Runtime:
             document = json.loads(file.read())
         state = document["state"]
         self._capacity = int(document.get("capacity") or DEFAULT_CAPACITY)
+        if document.get("device_events"):
+            self._recorder.time_device()
         self.generation = int(state["generation"])
         self._watchdog_s = float(state.get("watchdog_s") or 0.0)
         self._mix = dict(state.get("mix") or {})
@@ -347,6 +349,7 @@ class Runtime:
             "refused_values": {str(id): why for id, why in self._recorder.refused_values.items()},
             "in_flight": self._in_flight,
             "lanes": lanes,
+            "device_events": self._recorder.events.describe() if self._recorder.events is not None else None,
             "ring": os.path.basename(ring.path) if ring is not None else None,
             "faults": self.faults,
         }
