@@ -24,6 +24,9 @@ from specmeter.wiring.version_table import NEWEST, from_table, parse_version
 from specmeter.wiring.vocabulary_checks import check_text, check_vocabulary
 from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
 
+# No model has nearly as many; a config that claims more must not make the check build a list of them.
+MOST_LAYERS = 10_000
+
 
 class Numbers(Protocol):
     """What --probe and --scan measured; it is made by code that needs torch, so only its shape is known here."""
@@ -64,6 +67,8 @@ def open_pair(target: Path, draft: Path) -> Pair:
             f"the target's config in {target} has no num_hidden_layers or hidden_size",
             next_step="Give the folder of a language model's checkpoint.",
         )
+    if not 0 < shape.layers <= MOST_LAYERS or shape.hidden < 1:
+        raise SpecmeterError(f"the target's config in {target} has {shape.layers} layers of width {shape.hidden}")
     return Pair(target_files, shape, read_head(open_checkpoint(draft, "draft"), shape))
 
 

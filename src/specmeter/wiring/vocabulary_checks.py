@@ -175,5 +175,5 @@ def check_text(head: Checkpoint, target: Checkpoint) -> list[Finding]:
     return found
 
 
-def _as_set(value: object) -> set[object]:
-    return set(value) if isinstance(value, list) else {value}
+def _as_set(value: object) -> set[str]:
+    return {str(item) for item in value} if isinstance(value, list) else {str(value)}
