@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from specmeter.eagle.server import Server, bind
+from specmeter.eagle.server import FrontThread, bind
 from specmeter.eagle.server_http import Service
-from specmeter.eagle.server_jobs import EngineThread
+from specmeter.eagle.server_jobs import Dispatcher
 from specmeter.eagle.server_requests import Limits
 from specmeter.eagle.settings import Sampling, SpecSettings
 from specmeter.eagle.tokenizer import Tokenizer
@@ -31,7 +30,7 @@ class ScriptedCycle:
 
 @dataclass
 class ScriptedEngine:
-    """Plays ``script`` for every request. ``gate`` cleared holds it before each cycle but the first."""
+    """Plays ``script`` for every request, ``pause_s`` a cycle. ``gate`` cleared holds it before all but the first."""
 
     script: list[ScriptedCycle]
     max_context: int = CONTEXT
@@ -39,6 +38,7 @@ class ScriptedEngine:
     seen: list[tuple[list[int], Sampling, SpecSettings | None]] = field(default_factory=list)
     closed: int = 0
     failure: Exception | None = None
+    pause_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -52,6 +52,7 @@ class ScriptedEngine:
             for place, cycle in enumerate(self.script):
                 if place:
                     self.gate.wait(20)
+                    time.sleep(self.pause_s)
                 if self.failure is not None:
                     raise self.failure
                 plain = spec is None or spec.speculative_num_steps == 0
@@ -66,27 +67,27 @@ def scripted_server(
 ) -> Iterator[str]:
     """The base URL of a server on a free port; ended and joined at exit."""
     limits = Limits("tiny", engine.max_context, 64, SpecSettings(2 if has_draft else 0), has_draft)
-    service = Service(EngineThread(engine, max_queue), tokenizer, limits, created=1)
+    service = Service(Dispatcher(engine, max_queue), tokenizer, limits, created=1)
     listener, ready, urls = bind("127.0.0.1", 0), threading.Event(), []
 
     def on_ready(url: str) -> None:
         urls.append(url)
         ready.set()
 
-    server = Server(service, listener, on_ready)
-    service.engine.start()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-    thread.start()
+    front = FrontThread(service, listener, on_ready)
+    engine_thread = threading.Thread(target=service.dispatcher.run, daemon=True)
+    front.start()
+    engine_thread.start()
     assert ready.wait(10)
     try:
         yield urls[0]
     finally:
         engine.gate.set()
-        server.handle_exit(15, None)
-        thread.join(10)
-        service.engine.join(10)
+        front.stop()
+        front.join()
+        engine_thread.join(10)
         listener.close()
-        assert not thread.is_alive() and not service.engine.alive
+        assert not engine_thread.is_alive() and not service.dispatcher.alive and front.failure is None
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

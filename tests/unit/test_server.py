@@ -229,11 +229,12 @@ def start_stream(url: str, client: httpx.Client) -> Iterator[str]:
 
 
 def test_a_client_that_leaves_a_stream_frees_the_engine(url: str, engine: ScriptedEngine) -> None:
-    engine.gate.clear()
+    script = engine.script
+    engine.script, engine.pause_s = [ScriptedCycle([47])] * 2000, 0.005
     with httpx.Client() as leaver:
         assert "the" in next(start_stream(url, leaver))
-    engine.gate.set()
     wait_until(lambda: engine.closed == 1)
+    engine.script = script
     wait_until(lambda: 'outcome="cancelled"} 1' in httpx.get(f"{url}/metrics").text)
     assert post(url, {"prompt": "in"}).status_code == 200
 

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -43,25 +44,34 @@ class ServeOptions:
 def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> Exit:
     """Load the engine, serve until SIGINT or SIGTERM, and return the exit code.
 
-    ``on_ready`` is called with the base URL once requests are taken. Raises SpecmeterError if the port is taken, a
-    directory cannot be used, or the head does not fit the model.
+    ``on_ready`` is called with the base URL once requests are taken. Must run on the main thread, which becomes the
+    engine's. Raises SpecmeterError if the port is taken, a directory cannot be used, or the head does not fit.
     """
     # The port first: nobody should wait for a model to load and then hear that it was in vain.
     listener = bind(options.host, options.port)
     try:
         service = load_service(options)
-        server = Server(service, listener, on_ready)
-        service.engine.start()
+        front = FrontThread(service, listener, on_ready)
+        stopped_by: list[int] = []
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            front.stop(at_once=bool(stopped_by))
+            stopped_by.append(number)
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            asyncio.run(server.serve(sockets=[listener]))
-        except OSError as error:
-            raise _bind_error(options.host, options.port, error) from error
+            front.start()
+            service.dispatcher.run()
         finally:
-            service.engine.stop()
-            service.engine.join(GRACE_S)
+            front.stop()
+            front.join()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
     finally:
         listener.close()
-    return Exit.INTERRUPTED if server.stopped_by == signal.SIGINT else Exit.DONE
+    if front.failure is not None:
+        raise _bind_error(options.host, options.port, front.failure) from front.failure
+    return Exit.INTERRUPTED if stopped_by[:1] == [signal.SIGINT] else Exit.DONE
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -94,7 +104,7 @@ def load_service(options: ServeOptions) -> Service:
     """Engine, tokenizer and limits from the directories. Raises SpecmeterError if one cannot be used."""
     from specmeter.eagle.engine import Engine
     from specmeter.eagle.server_http import Service
-    from specmeter.eagle.server_jobs import EngineThread
+    from specmeter.eagle.server_jobs import Dispatcher
     from specmeter.eagle.server_requests import Limits
     from specmeter.eagle.tokenizer import Tokenizer
 
@@ -113,37 +123,61 @@ def load_service(options: ServeOptions) -> Service:
         spec=options.spec,
         has_draft=engine.draft is not None,
     )
-    return Service(EngineThread(engine, options.max_queue), tokenizer, limits, int(time.time()))
+    return Service(Dispatcher(engine, options.max_queue), tokenizer, limits, int(time.time()))
 
 
-class Server(uvicorn.Server):
-    """uvicorn, told to stop by a signal once, and to take the engine down with it."""
+class FrontThread:
+    """The HTTP side on a thread of its own, with its event loop."""
 
     def __init__(self, service: Service, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
         from specmeter.eagle.server_http import make_app
 
-        app = make_app(service)
-        super().__init__(
-            uvicorn.Config(
-                app, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S
-            )
+        config = uvicorn.Config(
+            make_app(service), lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S
         )
-        self.stopped_by: int | None = None
-        self._service = service
+        self._server = _AnnouncingServer(config, lambda: on_ready(base_url(listener)))
+        self._dispatcher = service.dispatcher
         self._listener = listener
-        self._on_ready = on_ready
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self.failure: OSError | None = None
 
-    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        await super().startup(sockets=list(sockets or ()))
+    def start(self) -> None:
+        """Begin to take requests."""
+        self._thread.start()
+
+    def stop(self, at_once: bool = False) -> None:
+        """Take no more requests and end those at work; ``at_once`` does not wait for clients to read their answers."""
+        self._server.should_exit = True
+        self._server.force_exit = self._server.force_exit or at_once
+        self._dispatcher.stop()
+
+    def join(self) -> None:
+        """Wait for the thread to end after ``stop``."""
+        if self._thread.ident is not None:
+            self._thread.join(GRACE_S + 1)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._server.serve(sockets=[self._listener]))
+        except OSError as error:
+            self.failure = error
+        finally:
+            # Without its HTTP side the dispatcher would wait for ever.
+            self._dispatcher.stop()
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """uvicorn, which says when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, then the announcement."""
+        await super().startup(sockets=sockets)
         if self.started:
-            self._on_ready(base_url(self._listener))
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first signal stops the engine and the connections, a second one does not wait for them."""
-        self.force_exit = self.stopped_by is not None
-        self.should_exit = True
-        self.stopped_by = sig
-        self._service.engine.stop()
+            self._announce()
 
 
 def base_url(listener: socket.socket) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from specmeter.eagle.server_jobs import EngineThread, Job, Piece, QueueFull, Stopping
+from specmeter.eagle.server_jobs import Dispatcher, Job, Piece, QueueFull, Stopping
 from specmeter.eagle.server_metrics import render
 from specmeter.eagle.server_requests import ApiError, Limits, Request, parse_request
 from specmeter.eagle.server_responses import Answer, error_body, stream_error
@@ -29,7 +29,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 class Service:
     """What the routes work with."""
 
-    engine: EngineThread
+    dispatcher: Dispatcher
     tokenizer: Tokenizer
     limits: Limits
     created: int
@@ -44,11 +44,11 @@ def make_app(service: Service) -> Starlette:
         return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": limits.max_context}]})
 
     async def health(request: HttpRequest) -> Response:
-        alive = service.engine.alive
+        alive = service.dispatcher.alive
         return JSONResponse({"status": "ok" if alive else "stopping"}, status_code=200 if alive else 503)
 
     async def metrics(request: HttpRequest) -> Response:
-        text = render(service.engine.counts, service.engine.running, service.engine.waiting)
+        text = render(service.dispatcher.counts, service.dispatcher.running, service.dispatcher.waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     routes = [
@@ -72,7 +72,7 @@ def _handler(service: Service, chat: bool) -> Callable[[HttpRequest], Awaitable[
         try:
             parsed = parse_request(await _read_json(request), chat, service.tokenizer, service.limits)
             job = Job(parsed, asyncio.get_running_loop(), service.tokenizer)
-            service.engine.submit(job)
+            service.dispatcher.submit(job)
         except ApiError as error:
             return _refusal(service, error.status, error.message, error.param)
         except QueueFull:
@@ -100,7 +100,7 @@ async def _read_json(request: HttpRequest) -> object:
 
 
 def _refusal(service: Service, status: int, message: str, param: str | None = None) -> Response:
-    service.engine.counts.finish("rejected")
+    service.dispatcher.counts.finish("rejected")
     headers = {"retry-after": "1"} if status == 503 else None
     return JSONResponse(error_body(status, message, param), status_code=status, headers=headers)
 
@@ -127,13 +127,13 @@ class _Reply(Response):
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._service.engine.cancel(self._job)
+        self._service.dispatcher.cancel(self._job)
         self._job.news.put_nowait(Piece("", error="The client left."))
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         piece = await self._job.news.get()
         if piece.error is not None:
-            status = 500 if self._service.engine.alive else 503
+            status = 500 if self._service.dispatcher.alive else 503
             response = JSONResponse(error_body(status, piece.error), status_code=status)
         else:
             response = JSONResponse(self._answer.whole(piece.text, piece.finish or "stop"))
