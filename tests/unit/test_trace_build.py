@@ -152,6 +152,44 @@ def test_a_worker_process_is_merged_into_the_cores_timeline(tmp_path: Path) -> N
     assert len(trace.ranks) == 1
 
 
+def test_sites_of_one_name_in_a_loop_number_their_steps_each(tmp_path: Path) -> None:
+    plan = make_plan(
+        [
+            ("cycle", "cycle", "none"),
+            ("kv.meta", "leaf", "loop"),
+            ("kv.meta", "leaf", "loop"),
+            ("kv.meta", "leaf", "none"),
+        ]
+    )
+    cycle = make_records(
+        [
+            (1001, 1002, 0, 4, SPAN, 0, 0),
+            (1010, 1013, 0, 2, SPAN, 0, 0),
+            (1020, 1025, 0, 3, SPAN, 0, 0),
+            (1030, 1034, 0, 2, SPAN, 0, 0),
+            (1040, 1046, 0, 3, SPAN, 0, 0),
+            (1000, 1095, 0, 1, SPAN, 0, 0),
+        ]
+    )
+    rank = load(tmp_path, repeat_cycle(cycle, 4, 100), plan=plan).main
+    assert rank.steps_ns["kv.meta"].tolist()[2] == [3 + 5, 4 + 6]
+
+
+def test_a_cycle_is_clean_only_where_both_processes_agree(tmp_path: Path) -> None:
+    plan = make_plan([("cycle.core", "cycle", "none"), ("cycle", "cycle", "none"), ("verify.forward", "leaf", "none")])
+    core = repeat_cycle(make_records([(1000, 1095, 0, 1, SPAN, 0, 0)]), 6, 100)
+    worker = repeat_cycle(make_records([(1020, 1070, 0, 3, SPAN, 0, 0), (1015, 1075, 0, 2, SPAN, 0, 0)]), 6, 100)
+
+    def mark(at: int, state: int) -> Records:
+        return make_records([(at, at, 0, layout.POINT_SAMPLING, MARK, 0, state)])
+
+    core = np.concatenate([core[:1], mark(1099, 0), core[1:3], mark(1300, 1), core[3:]])
+    worker = np.concatenate([worker[:4], mark(1214, 0), worker[4:8], mark(1414, 1), worker[8:]])
+    table = load(tmp_path, core, worker, plan=plan).main.cycles
+    assert table.probed.tolist() == [1, 2, 0, 2, 1, 1]
+    assert table.drawn.tolist() == [False, True, True, True, True, True]
+
+
 def test_a_wrapper_of_the_whole_cycle_is_not_counted(tmp_path: Path) -> None:
     plan = make_plan([("cycle", "cycle", "none"), ("verify.forward", "leaf", "none"), ("other.loop", "span", "none")])
     cycle = make_records(

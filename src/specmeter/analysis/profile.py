@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from specmeter import __version__
 from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
+from specmeter.analysis.overhead import drawn_overhead
 from specmeter.analysis.stats import (
     Interval,
-    ab_overhead,
     cluster_ratio,
     drift_test,
     mean_interval,
@@ -106,7 +106,7 @@ def analyse(
         },
         **gain,
         "measured_speedup": measured.as_json() if measured else None,
-        "overhead": _overhead(rank, chosen),
+        "overhead": _overhead(rank, trace.requests),
         "ranks": [_rank(r, trace, mask) for r in trace.ranks] if len(trace.ranks) > 1 else [],
         "records": {"count": trace.records, "overwritten": trace.overwritten, "holes": trace.holes},
         "refused": list(trace.plan.get("refused", [])),
@@ -215,10 +215,9 @@ def _measured(requests: Sequence[Request], setting: str | None) -> Interval | No
     return None if setting == BASELINE else measured_ratio(requests, setting)
 
 
-def _overhead(rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any] | None:
+def _overhead(rank: RankTrace, requests: Sequence[Request]) -> dict[str, Any] | None:
     """Cycles with probes in against cycles of the original code, drawn at random; None where nothing was drawn."""
-    ms = rank.cycles.dur_ns / 1e6
-    found = ab_overhead(ms[chosen & (rank.cycles.probed == 1)], ms[chosen & (rank.cycles.probed == 0)])
+    found = drawn_overhead(rank, requests)
     if found is None:
         return None
     return {

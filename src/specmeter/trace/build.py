@@ -208,13 +208,18 @@ def _sources(
         own = {name for name in values.names if len(values.pick(name))}
         values = read_values([master.ring, worker.ring], index, skip_after_first=own)
     rings = [master.ring] if worker is None else [master.ring, worker.ring]
-    marks = master.ring.records[
-        (master.ring.records["kind"] == layout.KIND_MARK) & (master.ring.records["point"] == layout.POINT_SAMPLING)
-    ]
+    none = np.zeros((0, 2), np.int64)
     return CycleSources(
         starts, ends, values, np.concatenate([_prefill_times(r, index) for r in rings]),
-        np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1),
+        _marks(master.ring), none if worker is None else _marks(worker.ring),
     )  # fmt: skip
+
+
+def _marks(ring: Ring) -> NDArray[np.int64]:
+    """(time, state) of the changes of sampling in one process."""
+    records = ring.records
+    marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
+    return np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1)
 
 
 def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:
@@ -243,8 +248,11 @@ def _columns(
     step = np.zeros(len(spans), np.int32)
     for name, loops in enumerate(index.loops):
         if loops:
-            at = np.flatnonzero((spans.name == name) & spans.loop)
-            step[at] = _ordinal(cycle[at]) + 2
+            of_name = np.flatnonzero((spans.name == name) & spans.loop)
+            for site in np.unique(spans.point[of_name]):
+                # Several sites of a loop share a name; each runs once a step.
+                at = of_name[spans.point[of_name] == site]
+                step[at] = _ordinal(cycle[at]) + 2
     header = process.ring.header
     return SpanColumns(header.pid, header.rank, cycle, spans.name, step, spans.t0, spans.dur, self_ns, inside)
 

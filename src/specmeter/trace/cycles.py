@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ class CycleTable:
     inside the cycle's function. ``kind`` and ``drop`` index KINDS and DROPS (0: kept). ``batch`` is in requests;
     ``drafted``, ``accepted`` (drafts, bonus excluded) and ``sampled`` (bonus included) are tokens over the whole batch;
     -1 means not known. ``request`` is the index of a request that ran then; ``probed`` is 1 where the probes were in,
-    0 where the original code ran. ``accept`` has one row a verified sequence: cycle, accepted, drafted.
+    0 where the original code ran, and ``drawn`` says that this was drawn at random. ``accept`` has one row a verified
+    sequence: cycle, accepted, drafted.
     """
 
     t0_ns: NDArray[np.int64]
@@ -51,6 +52,7 @@ class CycleTable:
     sampled: NDArray[np.int32]
     request: NDArray[np.int32]
     probed: NDArray[np.uint8]
+    drawn: NDArray[np.bool_]
     accept: NDArray[np.int32]
 
     def __len__(self) -> int:
@@ -61,7 +63,8 @@ class CycleTable:
 class CycleSources:
     """What the table is made from: cycle spans in order of time, values, and spans of points that mark prefill.
 
-    ``marks`` holds (time, state) of the changes of sampling: 1 probes in, 0 out, 2 a mixture.
+    ``marks`` holds (time, state) of the changes of sampling: 1 probes in, 0 out, 2 a mixture; ``worker_marks`` those of
+    the process that works for this one, which draws for itself.
     """
 
     starts: NDArray[np.int64]
@@ -69,6 +72,7 @@ class CycleSources:
     values: Values
     prefill: NDArray[np.int64]
     marks: NDArray[np.int64]
+    worker_marks: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
 
 def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Request]) -> CycleTable:
@@ -90,12 +94,12 @@ def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Req
     inside, after = _prefill(sources, starts)
     kind = _kinds(values, index, starts, batch, drafted, inside, after)
     request = _running(starts, requests)
-    probed = _probed(sources.marks, starts)
+    probed, drawn = _probed(sources, starts)
     drop = _drops(sources, dur, after, requests, request)
     drop[(drop == KEPT) & (probed == 2)] = PARTLY_PROBED
     return CycleTable(
         starts, dur, sources.ends - starts, kind, drop, batch.astype(np.int32), steps.astype(np.int32),
-        drafted.astype(np.int32), accepted.astype(np.int32), sampled.astype(np.int32), request, probed, accept,
+        drafted.astype(np.int32), accepted.astype(np.int32), sampled.astype(np.int32), request, probed, drawn, accept,
     )  # fmt: skip
 
 
@@ -188,12 +192,22 @@ def _running(starts: NDArray[np.int64], requests: Sequence[Request]) -> NDArray[
     return found
 
 
-def _probed(marks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _probed(sources: CycleSources, starts: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """The state of the probes in each cycle, and whether it was drawn; processes that differ make a mixture."""
     probed = np.ones(len(starts), np.uint8)
-    if len(marks):
-        at = np.searchsorted(marks[:, 0], starts, side="right") - 1
-        probed[at >= 0] = marks[at[at >= 0], 1]
-    return probed
+    drawn = np.zeros(len(starts), bool)
+    if len(sources.marks):
+        at = np.searchsorted(sources.marks[:, 0], starts, side="right") - 1
+        drawn = at >= 0
+        probed[drawn] = sources.marks[at[drawn], 1]
+    if len(sources.worker_marks):
+        # A worker draws inside the cycle, so what holds is its last mark before the next one begins.
+        at = (
+            np.searchsorted(sources.worker_marks[:, 0], np.append(starts[1:], np.iinfo(np.int64).max)) - 1
+        )  # -1: in, as armed
+        theirs = np.where(at >= 0, sources.worker_marks[at, 1], 1)
+        probed[theirs != probed] = 2
+    return probed, drawn
 
 
 def _drops(

@@ -29,12 +29,13 @@ _SLACK_NS = 3_600 * 1_000_000_000
 class LaneSpans:
     """Host spans of one thread, in the order in which they ended; all arrays have one entry a span.
 
-    ``name`` is an index in the plan's names, ``role`` a role code, ``loop`` says that the site
+    ``point`` is the site's id, ``name`` an index in the plan's names, ``role`` a role code, ``loop`` says that the site
     runs once a draft step; times are nanoseconds of perf_counter; ``containers``
     holds the positions of spans that contain others and ``parent`` each span's parent as an index in ``containers``
     (-1: none).
     """
 
+    point: NDArray[np.uint16]
     name: NDArray[np.int16]
     role: NDArray[np.uint8]
     loop: NDArray[np.bool_]
@@ -78,7 +79,7 @@ def lane_spans(ring: Ring, index: PlanIndex) -> dict[int, LaneSpans]:
 def _build(ring: Ring, records: Records, index: PlanIndex, lane: int) -> LaneSpans:
     t0 = np.ascontiguousarray(records["t0"])
     t1 = np.array(records["t1"])
-    point = records["point"]
+    point = np.ascontiguousarray(records["point"])
     if (lane != OTHER_LANES and bool(np.any(t1[1:] < t1[:-1]))) or (
         len(t0) and int(t0.min()) < ring.header.perf_counter_ns - _SLACK_NS
     ):
@@ -91,7 +92,7 @@ def _build(ring: Ring, records: Records, index: PlanIndex, lane: int) -> LaneSpa
     overlapped = role == OVERLAPPED
     containers, parent = nest(t0, overlapped if bool(overlapped.any()) else None)
     t1 -= t0
-    return LaneSpans(name, role, index.loop_of[point], t0, t1, containers, parent)
+    return LaneSpans(point, name, role, index.loop_of[point], t0, t1, containers, parent)
 
 
 def nest(t0: NDArray[np.int64], skip: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
