@@ -1,0 +1,252 @@
+"""One streamed request to an OpenAI-compatible server or SGLang's ``/generate``, timed as it comes in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+
+from specmeter.bench.prompts import Prompt
+
+Api = Literal["chat", "completions", "generate"]
+PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
+READ_TIMEOUT_S = 300.0
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to send. ``body`` carries the engine's own fields, ``setting`` and ``block`` only label the result."""
+
+    request_id: str
+    prompt: Prompt
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = True
+    setting: str = ""
+    block: int = 0
+    body: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came back for a call, on this machine's ``perf_counter_ns``.
+
+    ``arrivals_ns`` holds the arrival of each piece with text; ``output_tokens`` is the server's count. ``error`` is
+    empty if the answer is whole. ``accepted_per_position`` and ``cycles`` are the server's own words on this request.
+    """
+
+    call: Call
+    send_ns: int
+    end_ns: int
+    arrivals_ns: tuple[int, ...] = ()
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    cycles: int | None = None
+    accepted: int | None = None
+    accepted_per_position: tuple[int, ...] = ()
+    error: str = ""
+
+    @property
+    def first_ns(self) -> int:
+        """Arrival of the first token; the end of the request if none came."""
+        return self.arrivals_ns[0] if self.arrivals_ns else self.end_ns
+
+    @property
+    def last_ns(self) -> int:
+        """Arrival of the last token."""
+        return self.arrivals_ns[-1] if self.arrivals_ns else self.end_ns
+
+    @property
+    def token_ms(self) -> float | None:
+        """Time per output token after the first, in ms; None for answers of one token."""
+        if self.error or self.output_tokens < 2 or self.last_ns <= self.first_ns:
+            return None
+        return (self.last_ns - self.first_ns) / (self.output_tokens - 1) / 1e6
+
+
+class StreamError(Exception):
+    """The server's answer cannot be used, with the reason in words."""
+
+
+class Client:
+    """Sends calls to one server. Use ``async with``; connections are kept alive between calls."""
+
+    def __init__(self, base_url: str, model: str, api: Api = "chat", connections: int = 64) -> None:
+        self.model = model
+        self.api: Api = api
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=10.0, pool=None)
+        self._http = httpx.AsyncClient(base_url=base_url, limits=limits, timeout=timeout, trust_env=False)
+
+    async def __aenter__(self) -> Client:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+    async def send(self, call: Call) -> Outcome:
+        """Send one call and read its stream to the end; a failure is told in ``Outcome.error``, never raised."""
+        answer = _Answer()
+        began = time.perf_counter_ns()
+        problem = ""
+        try:
+            async with self._http.stream("POST", PATHS[self.api], json=self._body(call)) as response:
+                if response.status_code != 200:
+                    raise StreamError(_refusal(response.status_code, await response.aread()))
+                async for now, event in _events(response):
+                    answer.take(now, event, self.api)
+                answer.check_whole(self.api)
+        except StreamError as error:
+            problem = str(error)
+        except httpx.HTTPError as error:
+            problem = f"the connection failed: {type(error).__name__} {error}".rstrip()
+        return answer.outcome(call, began, time.perf_counter_ns(), problem)
+
+    def _body(self, call: Call) -> dict[str, object]:
+        if self.api == "generate":
+            sampling = {
+                "max_new_tokens": call.max_tokens,
+                "temperature": call.temperature,
+                "ignore_eos": call.ignore_eos,
+            }
+            return {"text": call.prompt.text, "sampling_params": sampling, "stream": True, **call.body}
+        said: dict[str, object] = (
+            {"messages": call.prompt.as_messages()} if self.api == "chat" else {"prompt": call.prompt.text}
+        )
+        return {
+            "model": self.model,
+            **said,
+            "max_tokens": call.max_tokens,
+            "temperature": call.temperature,
+            "seed": call.seed,
+            "ignore_eos": call.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **call.body,
+        }
+
+
+class _Answer:
+    """Collects the events of one stream."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[int] = []
+        self.texts: list[str] = []
+        self.usage: Mapping[str, Any] | None = None
+        self.done = False
+
+    def take(self, now: int, event: bytes, api: Api) -> None:
+        """Add one event that arrived at ``now``; raises StreamError if it is no part of such a stream."""
+        if event == b"[DONE]":
+            self.done = True
+            return
+        try:
+            document = json.loads(event)
+        except (ValueError, RecursionError):
+            raise StreamError(f"the stream is malformed: {event[:80]!r} is not JSON") from None
+        if not isinstance(document, dict):
+            raise StreamError(f"the stream is malformed: {event[:80]!r} is not an object")
+        if "error" in document:
+            raise StreamError(f"the server reports: {_message(document)}")
+        try:
+            self._take_generate(now, document) if api == "generate" else self._take_openai(now, document)
+        except (KeyError, TypeError, IndexError, AttributeError):
+            raise StreamError(f"the stream is malformed: {event[:80]!r} has not the expected fields") from None
+
+    def _take_openai(self, now: int, document: Mapping[str, Any]) -> None:
+        if document.get("usage"):
+            self.usage = document["usage"]
+        for choice in document["choices"]:
+            delta = choice.get("delta") or {}
+            piece = (
+                choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+            )
+            if piece:
+                self.arrivals.append(now)
+                self.texts.append(piece)
+
+    def _take_generate(self, now: int, document: Mapping[str, Any]) -> None:
+        meta = document["meta_info"]
+        self.texts = [document["text"]]  # each event repeats the whole text so far
+        cached = meta.get("cached_tokens")
+        self.usage = {
+            "prompt_tokens": meta.get("prompt_tokens", 0),
+            "completion_tokens": meta["completion_tokens"],
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "specmeter": {"cycles": meta["spec_verify_ct"]} if meta.get("spec_verify_ct") else {},
+        }
+        if meta["completion_tokens"]:
+            self.arrivals.append(now)
+
+    def check_whole(self, api: Api) -> None:
+        """Raise StreamError if the stream ended before its end mark, or without the server's token count."""
+        if not self.done:
+            raise StreamError("the stream ended before its end mark [DONE]")
+        if self.usage is None or not isinstance(self.usage.get("completion_tokens"), int):
+            raise StreamError("the server does not report usage in the stream, so its tokens cannot be counted")
+
+    def outcome(self, call: Call, began: int, ended: int, problem: str) -> Outcome:
+        """The result, with what the server said about tokens and speculation."""
+        usage: Mapping[str, Any] = self.usage or {}
+        own: Mapping[str, Any] = usage.get("specmeter") or {}
+        return Outcome(
+            call=call,
+            send_ns=began,
+            end_ns=ended,
+            arrivals_ns=tuple(self.arrivals),
+            text="".join(self.texts),
+            prompt_tokens=_count(usage.get("prompt_tokens")) or 0,
+            cached_tokens=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            output_tokens=_count(usage.get("completion_tokens")) or 0,
+            cycles=_count(own.get("cycles")),
+            accepted=_count(own.get("accepted")),
+            accepted_per_position=tuple(own.get("accepted_per_position") or ()),
+            error=problem,
+        )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[tuple[int, bytes]]:
+    """The data of each server-sent event with the time its last byte arrived (WHATWG HTML, section 9.2)."""
+    buffer = b""
+    async for chunk in response.aiter_bytes():
+        now = time.perf_counter_ns()
+        buffer += chunk.replace(b"\r\n", b"\n") if b"\r" in chunk else chunk
+        if len(buffer) > MAX_EVENT_BYTES:
+            raise StreamError("the stream is malformed: an event has no end")
+        *events, buffer = buffer.split(b"\n\n")
+        for event in events:
+            data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            if data:
+                yield now, data
+            elif event.strip() and not event.lstrip().startswith((b":", b"event:", b"id:", b"retry:")):
+                raise StreamError(f"the stream is malformed: {event.strip()[:80]!r} is no event")
+    if buffer.strip():
+        raise StreamError(f"the stream ended within an event: {buffer.strip()[:80]!r}")
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        return f"HTTP {status}: {_message(json.loads(body))}"
+    except (ValueError, RecursionError):
+        return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
+
+
+def _message(document: Any) -> str:
+    """The text of an error object in any of the shapes that servers use."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)[:300]

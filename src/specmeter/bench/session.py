@@ -1,0 +1,190 @@
+"""A server under our probes: planned, linked, started, armed for a while, and left clean whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specmeter import control
+from specmeter.bench.client import Api, Call, Outcome
+from specmeter.bench.load import Load, LoadResult, drive
+from specmeter.bench.progress import Progress
+from specmeter.control.prepare import prepare_link
+from specmeter.engines import Engine, Server, ServerSpec, engine_named
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.trace.rundir import RunWriter
+
+WATCHDOG_S = 30.0
+RECIPE_ENGINES = {"embedded": "specmeter"}
+DEATH_S = 2.0
+
+
+@dataclass
+class Session:
+    """A healthy server with its link (None: no probes) and the name of the model it serves."""
+
+    server: Server
+    engine: Engine | None
+    link: control.Link | None
+    model: str
+    progress: Progress
+
+    @property
+    def api(self) -> Api:
+        """Every engine here answers chat completions."""
+        return "chat"
+
+    def drive(self, title: str, calls: Sequence[Call], load: Load | None = None) -> LoadResult:
+        """Send the calls with progress; a dead server is an error (exit 4) with its log's cause."""
+        self.progress.start(title, len(calls))
+
+        def done(outcome: Outcome) -> None:
+            self.progress.step(outcome.call.setting)
+
+        result = drive(self.server.url, self.model, calls, load or Load(), self.api, done)
+        self.progress.clear()
+        if any(outcome.error for outcome in result.outcomes):
+            self.check_death()
+        return result
+
+    def check_death(self) -> None:
+        """Raise if the server has ended; a broken connection comes a moment before the exit code."""
+        deadline = time.monotonic() + DEATH_S
+        while self.server.process is not None and time.monotonic() < deadline:
+            self.server.check_alive()
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        """Probes in while inside; out again at the end. Raises SpecmeterError if a process does not answer."""
+        if self.link is None:
+            yield
+            return
+        link = self.link
+        control.wait_for_processes(link, 1, 20.0)
+        ended = threading.Event()
+        beating = threading.Thread(target=_beat, args=(link, ended), daemon=True)
+        try:
+            ack = control.arm(link, 10.0, WATCHDOG_S)
+            if ack.missing:
+                raise SpecmeterError(
+                    "The probes could not be put in.",
+                    f"No answer from process {', '.join(map(str, ack.missing))}.",
+                    f"specmeter status --link {link.id} says more.",
+                    Exit.SERVER_FAILED,
+                )
+            beating.start()
+            yield
+        finally:
+            ended.set()
+            with contextlib.suppress(SpecmeterError):
+                control.disarm(link, 5.0 if self.server.process is None or self.server.process.poll() is None else 0.1)
+
+
+def _beat(link: control.Link, ended: threading.Event) -> None:
+    while not ended.wait(WATCHDOG_S / 3):
+        with contextlib.suppress(SpecmeterError, OSError):
+            control.beat(link)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How a server is to be probed: ``probes`` False starts it without a runtime."""
+
+    python: Path | None = None
+    recipe: Path | None = None
+    probes: bool = True
+    model_name: str | None = None
+    start_timeout_s: float | None = None
+
+
+def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
+    """The link for a server that is to be started: plan made and checked, nothing started yet.
+
+    Raises SpecmeterError with the reason if a required point is missing.
+    """
+    if not probing.probes or not spec.command:
+        return None
+    reason = control.why_not_up(spec.command)
+    if reason:
+        raise SpecmeterError("The probes cannot get into this server.", reason, "Leave the option out.", Exit.REFUSED)
+    name = RECIPE_ENGINES.get(spec.engine or "", spec.engine)
+    return prepare_link(list(spec.command), engine=name, python=probing.python, recipe=probing.recipe)
+
+
+@contextlib.contextmanager
+def session(
+    spec: ServerSpec, link: control.Link | None, writer: RunWriter, probing: Probing, progress: Progress, name: str
+) -> Iterator[Session]:
+    """The server of ``spec``: started with ``link`` and stopped at the end, or the running one, which is left running.
+
+    Its log goes to ``logs/NAME.log`` of the run. A link that was made for the server goes with it.
+    """
+    if not spec.command:
+        yield _running(spec, probing, progress)
+        return
+    engine = engine_named(spec.engine or "")
+    environment = control.launch_env(link, {}) if link is not None else {}
+    if link is not None:
+        environment = _merged_path(link, spec)
+    try:
+        progress.say(f"starting the server ({engine.name})")
+        with Server.start(
+            engine,
+            spec,
+            writer.logs / f"{name}.log",
+            extra_env=environment,
+            progress=progress.waiting,
+            timeout_s=probing.start_timeout_s,
+        ) as server:
+            progress.clear()
+            yield Session(server, engine, link, server.model_name(probing.model_name), progress)
+    finally:
+        progress.clear()
+        if link is not None:
+            with contextlib.suppress(OSError):
+                writer.save_rings(link.path)
+            control.remove_link(link)
+
+
+def _merged_path(link: control.Link, spec: ServerSpec) -> dict[str, str]:
+    import os
+
+    whole = control.launch_env(link, {**os.environ, **spec.env})
+    return {key: whole[key] for key in ("SPECMETER_LINK", "PYTHONPATH")}
+
+
+def _running(spec: ServerSpec, probing: Probing, progress: Progress) -> Session:
+    link = control.find_link(spec.link) if spec.link else None
+    if spec.url is None:
+        raise SpecmeterError(
+            "The server's address is not known.", "A link does not tell it.", "Give --url http://127.0.0.1:PORT too."
+        )
+    name = spec.engine
+    if name is None and link is not None:
+        planned = str(link.plan().get("engine"))
+        name = next((ours for ours, theirs in RECIPE_ENGINES.items() if theirs == planned), planned)
+    engine = engine_named(name) if name is not None else None
+    server = Server(spec.url, engine)
+    server.wait_healthy(10.0, progress.waiting)
+    return Session(server, engine, link, server.model_name(probing.model_name), progress)
+
+
+@contextlib.contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end us like Ctrl-C, so that servers are stopped and probes taken out."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,110 @@
+"""What the commands that drive a server have in common: options, the default server, JSON output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from specmeter import __version__
+from specmeter.bench.prompts import PromptSet, load_prompts
+from specmeter.bench.schedule import Sending
+from specmeter.bench.session import Probing
+from specmeter.engines import ServerSpec
+from specmeter.engines.spec import add_server_arguments, server_spec
+from specmeter.errors import SpecmeterError
+
+
+def add_load_arguments(parser: argparse.ArgumentParser, requests: int, max_tokens: int) -> None:
+    """Prompts, how many and how long; and the server grammar."""
+    group = parser.add_argument_group("load")
+    group.add_argument("--prompts", metavar="FILE", help="JSONL, ShareGPT or OpenAI messages (default: built in)")
+    group.add_argument("--kind", action="append", default=[], metavar="KIND", help="only prompts of this kind")
+    group.add_argument("--requests", type=int, default=requests, metavar="N", help=f"prompts (default: {requests})")
+    group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"(default: {max_tokens})")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of order and sampling (default: 0)")
+    group.add_argument("--honour-eos", action="store_true", help="let answers end by themselves")
+    add_server_arguments(parser)
+    own = parser.add_argument_group("the embedded engine, where no server is named")
+    own.add_argument("--model", metavar="DIR", help="a Llama-family directory (default: fetched)")
+    own.add_argument("--draft", metavar="DIR", help="an EAGLE-3 head (default: the packaged one)")
+    own.add_argument("--threads", type=int, metavar="N", help="compute threads")
+
+
+def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the plan is made, and where the run goes."""
+    parser.add_argument("--python", type=Path, metavar="EXE", help="the server's interpreter")
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="your own recipe")
+    parser.add_argument("--start-timeout", type=float, metavar="S", help="seconds to wait for a healthy server")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: ./specmeter-runs/...)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def chosen_prompts(args: argparse.Namespace) -> PromptSet:
+    """The prompt set, checked before anything is started."""
+    if args.requests < 1:
+        raise SpecmeterError(f"--requests is {args.requests}; it must be 1 or more.")
+    if args.max_tokens < 2:
+        raise SpecmeterError(f"--max-tokens is {args.max_tokens}; a decode rate needs 2 or more.")
+    return load_prompts(args.prompts, args.kind)
+
+
+def sending(args: argparse.Namespace) -> Sending:
+    """How every request is sent."""
+    return Sending(args.max_tokens, args.temperature, args.seed, not args.honour_eos)
+
+
+def probing(args: argparse.Namespace, probes: bool = True) -> Probing:
+    """How the server is probed."""
+    return Probing(args.python, args.recipe, probes, args.model_name, args.start_timeout)
+
+
+def default_command(args: argparse.Namespace) -> list[str]:
+    """``specmeter serve`` of this very installation."""
+    command = [sys.executable, "-m", "specmeter", "serve"]
+    for name in ("model", "draft", "threads"):
+        value = getattr(args, name)
+        if value is not None:
+            command += [f"--{name}", str(value)]
+    return command
+
+
+def chosen_server(args: argparse.Namespace) -> ServerSpec:
+    """The server that the arguments name; the embedded engine (its model fetched first) if they name none."""
+    named = bool(args.url or args.link or args.server or args.server_command)
+    if named and (args.model or args.draft or args.threads):
+        raise SpecmeterError(
+            "--model, --draft and --threads are for the embedded engine.",
+            "Another server is named.",
+            "Put them into its own command line.",
+        )
+    spec = server_spec(args, default_command(args))
+    if not named and args.model is None:
+        _fetch_model()
+    return spec
+
+
+def _fetch_model() -> None:
+    try:
+        from specmeter.commands.fetch import ProgressLine
+        from specmeter.eagle.model_store import ensure_model
+    except ImportError:
+        return  # the server itself says what is missing
+    ensure_model(progress=ProgressLine())
+
+
+def print_json(command: str, result: dict[str, Any], warnings: list[str], run_dir: Path | None) -> None:
+    """One JSON document on standard output."""
+    document = {
+        "schema": f"specmeter/{command}/1",
+        "version": __version__,
+        "command": command,
+        "result": result,
+        "run_dir": os.fspath(run_dir) if run_dir is not None else None,
+        "warnings": warnings,
+    }
+    print(json.dumps(document, allow_nan=False))

@@ -1,0 +1,227 @@
+"""``specmeter profile``: where the time of a speculative cycle goes, and whether speculation pays."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from specmeter import control
+from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
+from specmeter.analysis.stats import Interval
+from specmeter.bench.load import as_request, raise_failure
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import Prompt
+from specmeter.bench.schedule import Sending, interleaved, warm_up
+from specmeter.bench.session import Probing, Session, planned_link, session, terminations_interrupt
+from specmeter.commands.load_options import (
+    add_load_arguments,
+    add_probe_arguments,
+    chosen_prompts,
+    chosen_server,
+    print_json,
+    probing,
+    sending,
+)
+from specmeter.engines import Counters, ServerSpec, Setting, engine_named
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.terminal import print_analysis, render_analysis
+from specmeter.trace import Request, Trace, load_link
+from specmeter.trace.rundir import RunWriter, load
+
+BASELINE = Setting.of(0)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``profile``."""
+    parser.add_argument("--steps", type=int, metavar="N", help="draft steps (default: the server's)")
+    parser.add_argument("--topk", type=int, default=1, metavar="N", help="branches a step (default: 1, a chain)")
+    parser.add_argument("--draft-tokens", type=int, metavar="N", help="tokens verified a cycle, the root included")
+    parser.add_argument("--baseline", default="auto", metavar="auto|none|DIR", help="plain decoding to compare with")
+    add_load_arguments(parser, requests=12, max_tokens=128)
+    add_probe_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile, print the report, save the run."""
+    with terminations_interrupt():
+        document, warnings, path = measure(args, ["specmeter", *sys.argv[1:]], Progress())
+    if args.json:
+        print_json("profile", document, warnings, path)
+    else:
+        print_analysis(document)
+        for warning in warnings:
+            print(f"note: {warning}")
+        print(f"saved: {path}")
+    return int(Exit.DONE)
+
+
+@dataclass
+class Taken:
+    """What one server start gave."""
+
+    requests: list[Request] = field(default_factory=list)
+    trace: Trace | None = None
+    counted: Counters = field(default_factory=Counters)
+
+
+def measure(
+    args: argparse.Namespace, command: Sequence[str], progress: Progress
+) -> tuple[dict[str, Any], list[str], Path]:
+    """Run the whole profile; returns the analysis, warnings, and the run directory."""
+    prompts = chosen_prompts(args)
+    asked = _asked_setting(args)
+    saved = _saved_baseline(args.baseline)
+    spec, how = chosen_server(args), probing(args)
+    spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
+    link = planned_link(spec, how)
+    try:
+        writer = RunWriter.create(
+            args.out, command, prompts=prompts.name, seed=args.seed, settings=[_name(s) for s in settings]
+        )
+    except BaseException:
+        if link is not None:
+            control.remove_link(link)
+        raise
+    chosen = prompts.sample(args.requests, args.seed)
+    taken = _take(spec, link, writer, how, progress, settings, chosen, sending(args), "server")
+    assert taken.trace is not None
+    requests, warnings = list(taken.requests), []
+    base = saved
+    if saved is None and args.baseline == "none":
+        base = Baseline(None, "none", "the baseline was not asked for (--baseline none)")
+    elif saved is None and BASELINE not in settings:
+        base, more, warning = _second_start(spec, how, writer, progress, chosen, sending(args))
+        requests += more
+        warnings += [warning] if warning else []
+    document = analyse(taken.trace, requests, base)
+    document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
+    document["engine_counters"] = _counters(taken.counted)
+    writer.write_trace(taken.trace)
+    writer.write_requests(requests)
+    writer.write_analysis(document)
+    writer.write_report(render_analysis(document))
+    writer.finish("complete")
+    return document, warnings, writer.path
+
+
+def _name(setting: Setting | None) -> str:
+    return "server" if setting is None else setting.label
+
+
+def _asked_setting(args: argparse.Namespace) -> Setting | None:
+    """The setting in --steps and its kin, or None for the server's own."""
+    if args.steps is None:
+        if args.topk != 1 or args.draft_tokens is not None:
+            raise SpecmeterError("--topk and --draft-tokens need --steps.")
+        return None
+    setting = Setting.of(args.steps, args.topk, args.draft_tokens)
+    if setting.steps == 0:
+        raise SpecmeterError("--steps 0 is plain decoding: it is the baseline, measured beside the setting anyway.")
+    return setting
+
+
+def _arms(spec: ServerSpec, asked: Setting | None, with_baseline: bool) -> tuple[ServerSpec, list[Setting | None]]:
+    """The server to start and the settings to send: the baseline too where the engine takes it per request."""
+    engine = engine_named(spec.engine) if spec.engine is not None else None
+    if engine is not None and engine.can("per_request"):
+        return spec, [asked, BASELINE] if with_baseline else [asked]
+    if asked is not None:
+        if engine is None or not spec.command:
+            raise SpecmeterError("--steps cannot be changed on this running server.", next_step="Leave --steps out.")
+        spec = replace(spec, command=engine.with_setting(spec.command, asked))
+    return spec, [None]
+
+
+def _take(
+    spec: ServerSpec,
+    link: control.Link | None,
+    writer: RunWriter,
+    how: Probing,
+    progress: Progress,
+    settings: Sequence[Setting | None],
+    prompts: Sequence[Prompt],
+    send: Sending,
+    name: str,
+    start: int = 0,
+) -> Taken:
+    """One server: warm up, arm, drive, disarm, read the rings."""
+    taken = Taken()
+    with session(spec, link, writer, how, progress, name) as running:
+        if running.link is None:
+            raise SpecmeterError(
+                "This server carries no probes, so its cycle cannot be seen.",
+                "It was not started by specmeter.",
+                "Start it with `specmeter run -- CMD` and give --link, or use `specmeter bench --url`.",
+                Exit.REFUSED,
+            )
+        writer.write_plan(running.link.plan())
+        try:
+            _drive(running, settings, prompts, send, taken, start)
+        finally:
+            with contextlib.suppress(OSError, SpecmeterError):
+                writer.save_rings(running.link.path)
+                writer.write_requests(taken.requests)
+        taken.trace = load_link(running.link.path, taken.requests)
+    return taken
+
+
+def _drive(
+    running: Session,
+    settings: Sequence[Setting | None],
+    prompts: Sequence[Prompt],
+    send: Sending,
+    taken: Taken,
+    start: int,
+) -> None:
+    warm = running.drive("warm-up", warm_up(prompts[0], settings, running.engine, send))
+    raise_failure(warm.outcomes, "The warm-up failed.")
+    before = running.server.metrics()
+    with running.armed():
+        result = running.drive("measuring", interleaved(prompts, settings, running.engine, send))
+        taken.requests += [as_request(outcome, start) for outcome in result.outcomes]
+    taken.counted = running.server.metrics().since(before)
+    raise_failure(result.outcomes)
+
+
+def _second_start(
+    spec: ServerSpec, how: Probing, writer: RunWriter, progress: Progress, prompts: Sequence[Prompt], send: Sending
+) -> tuple[Baseline, list[Request], str]:
+    """The baseline from another start of the same command without its speculative flags, under the same probes."""
+    if not spec.command or spec.engine is None:
+        reason = "a running server cannot be started again without speculation; give --baseline DIR"
+        return Baseline(None, "none", reason), [], ""
+    plain = replace(spec, command=engine_named(spec.engine).with_setting(spec.command, BASELINE))
+    link = planned_link(plain, how)
+    child = writer.child("baseline", settings=["baseline"])
+    taken = _take(plain, link, child, how, progress, [BASELINE], prompts, send, "server", start=1)
+    assert taken.trace is not None
+    child.write_trace(taken.trace)
+    child.finish("complete")
+    warning = "the baseline comes from another server start; equal starts differ by up to 6 %"
+    return baseline_from_trace(taken.trace), taken.requests, warning
+
+
+def _saved_baseline(choice: str) -> Baseline | None:
+    """The baseline step of a saved run, or None for ``auto`` and ``none``."""
+    if choice in ("auto", "none"):
+        return None
+    step = (load(Path(choice)).analysis.get("baseline") or {}).get("step_ms")
+    if not step:
+        raise SpecmeterError(f"{choice} holds no baseline step.", next_step="Name a run that measured one.")
+    names = Interval.__dataclass_fields__
+    return Baseline(Interval(**{key: step[key] for key in names if key in step}), f"saved run {choice}")
+
+
+def _counters(counted: Counters) -> dict[str, Any]:
+    """The engine's own counters over the measured requests, the check on what the probes say."""
+    return {
+        "cycles": counted.cycles,
+        "accepted_tokens": counted.accepted,
+        "accepted_per_position": list(counted.per_position),
+        "accept_length_tokens": counted.mean_accept_length,
+    }
