@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -71,10 +72,10 @@ class Session:
         beating = threading.Thread(target=_beat, args=(link, ended), daemon=True)
         try:
             ack = control.arm(link, 10.0, WATCHDOG_S)
-            if ack.missing:
+            if ack.silent:
                 raise SpecmeterError(
                     "The probes could not be put in.",
-                    f"No answer from process {', '.join(map(str, ack.missing))}.",
+                    f"No answer from process {', '.join(str(process.pid) for process in ack.silent)}.",
                     f"specmeter status --link {link.id} says more.",
                     Exit.SERVER_FAILED,
                 )
@@ -129,9 +130,7 @@ def session(
         yield _running(spec, probing, progress)
         return
     engine = engine_named(spec.engine or "")
-    environment = control.launch_env(link, {}) if link is not None else {}
-    if link is not None:
-        environment = _merged_path(link, spec)
+    environment = _link_variables(link, spec) if link is not None else {}
     try:
         progress.say(f"starting the server ({engine.name})")
         with Server.start(
@@ -152,9 +151,7 @@ def session(
             control.remove_link(link)
 
 
-def _merged_path(link: control.Link, spec: ServerSpec) -> dict[str, str]:
-    import os
-
+def _link_variables(link: control.Link, spec: ServerSpec) -> dict[str, str]:
     whole = control.launch_env(link, {**os.environ, **spec.env})
     return {key: whole[key] for key in ("SPECMETER_LINK", "PYTHONPATH")}
 

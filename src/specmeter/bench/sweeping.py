@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specmeter import control
 from specmeter.analysis.sweep import Arm, analyse_sweep
 from specmeter.bench.client import Outcome
-from specmeter.bench.profiling import WARM_TOKENS
-from specmeter.bench.progress import say
-from specmeter.bench.prompts import PromptSet
-from specmeter.bench.schedule import interleave, warm_up
-from specmeter.bench.session import Session, Subject
-from specmeter.engines.base import Setting
+from specmeter.bench.load import as_request, raise_failure
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import Prompt
+from specmeter.bench.schedule import Sending, interleaved, warm_up
+from specmeter.bench.session import Probing, Session, planned_link, session
+from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis
-from specmeter.trace import Request, Trace
+from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The grid and how much of it to run; ``starts`` counts server starts a setting where each needs its own."""
+    """The grid and how much of it to run.
+
+    ``blocks`` passes over the prompts; ``starts`` counts server starts a setting where each needs its own; differences
+    within ``threshold`` (0.01: 1 %) get no verdict.
+    """
 
     settings: tuple[Setting, ...]
-    prompts: PromptSet
-    count: int
+    prompts: tuple[Prompt, ...]
     blocks: int
-    max_tokens: int
-    seed: int
+    sending: Sending
     starts: int = 3
     threshold: float = 0.01
 
+    def deals(self, settings: Sequence[Setting]) -> list[tuple[int, Prompt, Sequence[Setting]]]:
+        """Blocks and prompts in a drawn order, each with the settings to run."""
+        rng = random.Random(self.sending.seed)
+        return [
+            (block, prompt, settings)
+            for block in range(self.blocks)
+            for prompt in rng.sample(list(self.prompts), len(self.prompts))
+        ]
+
+
+@dataclass
+class Gathered:
+    """What the starts gave so far."""
+
+    requests: list[Request]
+    outcomes: list[Outcome]
+    trace: Trace | None = None
+
 
 def grid(steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int]) -> tuple[Setting, ...]:
-    """The baseline, and each step count as a chain and, for every top-k above 1, as a tree of each size that fits."""
+    """The baseline, and each step count as a chain and, for every top-k above 1, as a tree of each size."""
     found = [Setting.of(0)]
     for k in steps:
         for branches in topk:
@@ -49,82 +71,118 @@ def grid(steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int])
     return tuple(dict.fromkeys(found))
 
 
-def sweep(subject: Subject, plan: SweepPlan, writer: RunWriter) -> dict[str, Any]:
-    """Runs the grid, fills the run directory, returns the analysis."""
-    one = subject.engine.can("per_request") or subject.engine.can("switch")
-    arms, outcomes = _one_start(subject, plan, writer) if one else _many_starts(subject, plan, writer)
-    document = analyse_sweep(arms, plan.threshold)
-    document["prompts"] = {"set": plan.prompts.name, "count": plan.count, "max_tokens": plan.max_tokens}
+def sweep(
+    spec: ServerSpec, how: Probing, plan: SweepPlan, writer: RunWriter, progress: Progress, link: control.Link | None
+) -> dict[str, Any]:
+    """Runs the grid, fills the run directory, returns the analysis. ``link`` is for the one start that is enough."""
+    one = takes_settings(spec)
+    gathered = Gathered([], [])
+    if one:
+        _one_start(spec, how, plan, writer, progress, link, gathered)
+    else:
+        _many_starts(spec, how, plan, writer, progress, gathered)
+    document = analyse_sweep(_arms(plan.settings, gathered), plan.threshold)
     document["starts"] = 1 if one else plan.starts
-    document["same_output"] = same_output(outcomes)
-    writer.write_requests([request for arm in arms for request in arm.requests])
+    document["same_output"] = same_output(gathered.outcomes)
+    writer.write_requests(gathered.requests)
     writer.write_analysis(document)
     writer.write_report(render_analysis(document))
     return document
 
 
-def _arms(settings: Sequence[Setting], requests: Sequence[Request], trace: Trace | None) -> list[Arm]:
+def takes_settings(spec: ServerSpec) -> bool:
+    """Whether one start serves every setting."""
+    return spec.engine is not None and engine_named(spec.engine).can("per_request")
+
+
+def _arms(settings: Sequence[Setting], gathered: Gathered) -> list[Arm]:
     return [
         Arm(
             s.label,
             {"steps": s.steps, "topk": s.topk, "draft_tokens": s.draft_tokens},
-            [r for r in requests if r.setting == s.label],
-            trace,
+            [r for r in gathered.requests if r.setting == s.label],
+            gathered.trace,
         )
         for s in settings
     ]
 
 
-def _one_start(subject: Subject, plan: SweepPlan, writer: RunWriter) -> tuple[list[Arm], list[Outcome]]:
-    prompts, engine = plan.prompts.sample(plan.count, plan.seed), subject.engine
-    with Session(subject, writer, f"{engine.name} server") as session:
-        session.warm(warm_up(prompts, plan.settings, WARM_TOKENS, engine))
-        calls = interleave(prompts, plan.settings, plan.blocks, plan.max_tokens, plan.seed, engine)
-        session.measure(calls, f"{len(plan.settings)} settings")
-        trace = session.trace()
-    writer.write_trace(trace)
-    return _arms(plan.settings, session.requests, trace), session.outcomes
+def _one_start(
+    spec: ServerSpec,
+    how: Probing,
+    plan: SweepPlan,
+    writer: RunWriter,
+    progress: Progress,
+    link: control.Link | None,
+    gathered: Gathered,
+) -> None:
+    with session(spec, link, writer, how, progress, "server") as running:
+        if running.link is not None:
+            writer.write_plan(running.link.plan())
+        _drive(running, plan, plan.settings, gathered, 0, "sweeping")
+        if running.link is not None:
+            gathered.trace = load_link(running.link.path, gathered.requests)
+            writer.write_trace(gathered.trace)
 
 
-def _many_starts(subject: Subject, plan: SweepPlan, writer: RunWriter) -> tuple[list[Arm], list[Outcome]]:
+def _drive(
+    running: Session, plan: SweepPlan, settings: Sequence[Setting], gathered: Gathered, start: int, title: str
+) -> None:
+    """Warm every setting up, then all pairs of prompt and setting, armed."""
+    warm = running.drive("warm-up", warm_up(plan.prompts[0], settings, running.engine, plan.sending))
+    raise_failure(warm.outcomes, "The warm-up failed.")
+    calls = []
+    for number, (block, prompt, chosen) in enumerate(plan.deals(settings)):
+        # Another order of the settings for each pair of block and prompt, from one seed.
+        how = replace(plan.sending, seed=plan.sending.seed + number)
+        calls += [
+            replace(call, block=block, seed=plan.sending.seed, request_id=f"s{start}-{number}-{call.setting}")
+            for call in interleaved([prompt], chosen, running.engine, how)
+        ]
+    with running.armed():
+        result = running.drive(title, calls)
+    raise_failure(result.outcomes)
+    for outcome in result.outcomes:
+        # Where the setting is fixed at the start, the server's own setting is the one that was asked for.
+        label = settings[0].label if len(settings) == 1 else outcome.call.setting
+        gathered.requests.append(replace(as_request(outcome, start), setting=label))
+    gathered.outcomes += result.outcomes
+
+
+def _many_starts(
+    spec: ServerSpec, how: Probing, plan: SweepPlan, writer: RunWriter, progress: Progress, gathered: Gathered
+) -> None:
     """A server start for every setting in every round, in a drawn order; the start is the unit of the comparison."""
-    if not subject.spec.command:
+    if not spec.command or spec.engine is None:
         raise SpecmeterError(
             "This engine takes no settings with a request, so each needs a start of its own.",
             "A running server was given.",
             "Give the server's command after `--`.",
         )
-    prompts, engine, rng = plan.prompts.sample(plan.count, plan.seed), subject.engine, random.Random(plan.seed)
-    requests: list[Request] = []
-    outcomes: list[Outcome] = []
-    order = [(r, s) for r in range(plan.starts) for s in rng.sample(list(plan.settings), len(plan.settings))]
-    for number, (_, setting) in enumerate(order):
-        say(f"start {number + 1} of {len(order)}: {setting.label}")
-        spec = replace(subject.spec, command=engine.with_setting(subject.spec.command, setting))
+    engine, rng = engine_named(spec.engine), random.Random(plan.sending.seed)
+    order = [s for _ in range(plan.starts) for s in rng.sample(list(plan.settings), len(plan.settings))]
+    for number, setting in enumerate(order):
+        progress.say(f"start {number + 1} of {len(order)}: {setting.label}")
+        own = replace(spec, command=engine.with_setting(spec.command, setting))
         child = writer.child(f"start-{number}-{setting.label}")
-        with Session(replace(subject, spec=spec), child, f"start-{number}") as session:
-            session.warm(warm_up(prompts, [setting], WARM_TOKENS, engine))
-            session.measure(
-                interleave(prompts, [setting], plan.blocks, plan.max_tokens, plan.seed, engine), setting.label
-            )
-            child.write_trace(session.trace())
-        child.write_requests(session.requests)
-        child.finish()
-        requests += [replace(r, request_id=f"s{number}-{r.request_id}", start=number) for r in session.requests]
-        outcomes += session.outcomes
-    return _arms(plan.settings, requests, None), outcomes
+        with session(own, planned_link(own, how), child, how, progress, "server") as running:
+            _drive(running, plan, [setting], gathered, number, setting.label)
+            if running.link is not None:
+                child.write_plan(running.link.plan())
+                with contextlib.suppress(SpecmeterError):
+                    child.write_trace(load_link(running.link.path, gathered.requests))
+        child.finish("complete")
 
 
 def same_output(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How many greedy answers equal the baseline's to the letter, and within one setting each other's.
+    """How many greedy answers equal the baseline's to the letter, and how many groups of repeats agree.
 
     Plain and speculative decoding run batches of other shapes, so in bfloat16 a near-tie may fall the other way.
     """
     texts: dict[tuple[str, str], set[str]] = {}
     for outcome in outcomes:
         texts.setdefault((outcome.call.setting, outcome.call.prompt.prompt_id), set()).add(outcome.text)
-    speculative = [(setting, prompt) for setting, prompt in texts if setting != "baseline"]
-    compared = [key for key in speculative if ("baseline", key[1]) in texts]
+    compared = [key for key in texts if key[0] != "baseline" and ("baseline", key[1]) in texts]
     equal = sum(1 for key in compared if texts[key] == texts["baseline", key[1]])
     steady = sum(1 for found in texts.values() if len(found) == 1)
     return {"compared": len(compared), "equal_to_baseline": equal, "repeatable": steady, "groups": len(texts)}

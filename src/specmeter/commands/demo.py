@@ -3,62 +3,67 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
-from specmeter.bench.profiling import ProfilePlan, profile
-from specmeter.bench.progress import say
-from specmeter.bench.prompts import load_prompts
-from specmeter.bench.subject import add_subject_arguments, subject_of
+from specmeter.bench.progress import Progress
+from specmeter.bench.session import planned_link, terminations_interrupt
 from specmeter.bench.sweeping import SweepPlan, sweep
-from specmeter.commands.measure_options import add_load_arguments, check_load, measured
-from specmeter.engines.base import Setting
+from specmeter.commands import profile
+from specmeter.commands.load_options import (
+    add_load_arguments,
+    add_probe_arguments,
+    chosen_prompts,
+    chosen_server,
+    print_json,
+    probing,
+    sending,
+)
+from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
-TREE = (3, 4, 8)
+PROFILED_STEPS = 3
+BLOCKS = 2
+TREE = Setting.of(3, 4, 8)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``demo``."""
-    add_load_arguments(parser, count=6, blocks=2, tokens=64)
-    add_subject_arguments(parser)
+    add_load_arguments(parser, requests=6, max_tokens=64)
+    add_probe_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, profile, sweep."""
-    check_load(args)
-    subject = subject_of(args)
-    if subject.engine.name != "embedded":
+    """Profile one setting, then sweep step counts; one run directory holds both."""
+    prompts, spec = chosen_prompts(args), chosen_server(args)
+    if spec.engine != "embedded" or not spec.command:
         raise SpecmeterError("demo runs on the embedded engine.", next_step="Use `specmeter profile -- CMD`.")
-    _fetch()
-    prompts = load_prompts(args.prompts, args.kinds)
-
-    def work(writer: RunWriter) -> dict[str, Any]:
-        say("1 of 2: where does a cycle of 3 draft steps spend its time, and does it pay?")
-        first = ProfilePlan(prompts, args.requests, 1, args.max_tokens, args.seed, Setting.of(3), "auto")
-        child = writer.child("profile")
-        document = profile(subject, first, child)
-        child.finish()
+    progress = Progress()
+    with terminations_interrupt():
+        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        progress.say(f"1 of 2: where does a cycle of {PROFILED_STEPS} draft steps spend its time, and does it pay?")
+        document, _, _ = _profile(args, writer, progress)
         if not args.json:
             print_analysis(document)
-        say("2 of 2: which step count pays best?")
-        settings = (Setting.of(0), *(Setting.of(k) for k in range(1, 7)), Setting.of(*TREE))
-        second = SweepPlan(settings, prompts, args.requests, args.blocks, args.max_tokens, args.seed)
-        return sweep(subject, second, writer)
+            print()
+        progress.say("2 of 2: which step count pays best?")
+        settings = (Setting.of(0), *(Setting.of(k) for k in range(1, 7)), TREE)
+        plan = SweepPlan(settings, prompts.sample(args.requests, args.seed), BLOCKS, sending(args))
+        how = probing(args)
+        swept = sweep(spec, how, plan, writer, progress, planned_link(spec, how))
+        writer.finish("complete")
+    if args.json:
+        print_json("demo", {"profile": document, "sweep": swept}, [], writer.path)
+    else:
+        print_analysis(swept)
+        print(f"saved: {writer.path} (`specmeter report {writer.path}` shows it again)")
+    return int(Exit.DONE)
 
-    return measured(args, "demo", work)
 
-
-def _fetch() -> None:
-    try:
-        from specmeter.commands.fetch import ProgressLine
-        from specmeter.eagle.model_store import ensure_model
-    except ImportError as error:
-        raise SpecmeterError(
-            "The embedded engine's packages are not installed.",
-            str(error),
-            "Run `pip install 'specmeter[engine]'`.",
-            Exit.ENVIRONMENT,
-        ) from error
-    ensure_model(progress=ProgressLine())
+def _profile(args: argparse.Namespace, writer: RunWriter, progress: Progress) -> tuple[dict[str, Any], list[str], Any]:
+    children = writer.path / "children"
+    children.mkdir(mode=0o700)
+    own = {"steps": PROFILED_STEPS, "topk": 1, "draft_tokens": None, "baseline": "auto", "out": children / "profile"}
+    return profile.measure(argparse.Namespace(**{**vars(args), **own}), ["specmeter", *sys.argv[1:]], progress)

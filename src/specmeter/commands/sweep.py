@@ -3,42 +3,76 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from specmeter.bench.prompts import load_prompts
-from specmeter.bench.subject import add_subject_arguments, subject_of
-from specmeter.bench.sweeping import SweepPlan, grid, sweep
-from specmeter.commands.measure_options import add_load_arguments, check_load, measured
-from specmeter.errors import SpecmeterError
+from specmeter.bench.progress import Progress
+from specmeter.bench.session import planned_link, terminations_interrupt
+from specmeter.bench.sweeping import SweepPlan, grid, sweep, takes_settings
+from specmeter.commands.load_options import (
+    add_load_arguments,
+    add_probe_arguments,
+    chosen_prompts,
+    chosen_server,
+    print_json,
+    probing,
+    sending,
+)
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.terminal import print_analysis
+from specmeter.trace.rundir import RunWriter
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``sweep``."""
-    add_load_arguments(parser, count=6, blocks=2, tokens=64)
     parser.add_argument(
-        "--steps", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], metavar="N", help="step counts (default: 1 to 6)"
+        "--steps", default="1-6", metavar="LIST", help="step counts such as 1-6 or 1,2,4 (default: 1-6)"
     )
-    parser.add_argument("--topk", type=int, nargs="+", default=[1], metavar="N", help="branches a step (default: 1)")
-    parser.add_argument("--draft-tokens", type=int, nargs="+", default=[], metavar="N", help="sizes of trees")
+    parser.add_argument("--topk", default="1", metavar="LIST", help="branches a step (default: 1, a chain)")
+    parser.add_argument("--draft-tokens", default="", metavar="LIST", help="sizes of trees, the root included")
+    parser.add_argument("--blocks", type=int, default=2, metavar="N", help="passes over the prompts (default: 2)")
     parser.add_argument(
-        "--starts", type=int, default=3, metavar="N", help="server starts a setting, where it needs them"
+        "--starts", type=int, default=3, metavar="N", help="server starts a setting, if it needs its own"
     )
-    parser.add_argument(
-        "--threshold", type=float, default=0.01, metavar="X", help="a difference that matters (default: 0.01, 1 %%)"
-    )
-    add_subject_arguments(parser)
+    parser.add_argument("--threshold", type=float, default=0.01, metavar="X", help="what matters (default: 0.01, 1 %%)")
+    add_load_arguments(parser, requests=6, max_tokens=64)
+    add_probe_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep the grid."""
-    check_load(args)
-    if args.starts < 1:
-        raise SpecmeterError(f"--starts is {args.starts}.", "It must be at least 1.")
+    """Sweep the grid, print the table, save the run."""
+    for name, low in (("blocks", 1), ("starts", 1)):
+        if getattr(args, name) < low:
+            raise SpecmeterError(f"--{name} is {getattr(args, name)}.", f"It must be at least {low}.")
     if not 0 <= args.threshold < 1:
-        raise SpecmeterError(f"--threshold is {args.threshold}.", "It must lie in 0..1.")
-    settings = grid(args.steps, args.topk, args.draft_tokens)
-    subject = subject_of(args)
-    prompts = load_prompts(args.prompts, args.kinds)
-    plan = SweepPlan(
-        settings, prompts, args.requests, args.blocks, args.max_tokens, args.seed, args.starts, args.threshold
-    )
-    return measured(args, "sweep", lambda writer: sweep(subject, plan, writer))
+        raise SpecmeterError(f"--threshold is {args.threshold}.", "It must be at least 0 and below 1.")
+    settings = grid(*(numbers(getattr(args, n), n) for n in ("steps", "topk", "draft_tokens")))
+    prompts = chosen_prompts(args)
+    chosen = prompts.sample(args.requests, args.seed)
+    plan = SweepPlan(settings, chosen, args.blocks, sending(args), args.starts, args.threshold)
+    spec, how, progress = chosen_server(args), probing(args), Progress()
+    with terminations_interrupt():
+        link = planned_link(spec, how) if takes_settings(spec) else None
+        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        document = sweep(spec, how, plan, writer, progress, link)
+        writer.finish("complete")
+    if args.json:
+        print_json("sweep", document, [], writer.path)
+    else:
+        print_analysis(document)
+        print(f"saved: {writer.path}")
+    return int(Exit.DONE)
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """``1-6`` or ``1,2,4`` as numbers. Raises SpecmeterError for anything else."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise SpecmeterError(
+                f"--{name.replace('_', '-')} {text} is no list of numbers.", next_step="Write 1-6 or 1,2,4."
+            )
+        found += range(int(low), int(high if dash else low) + 1)
+    if len(found) > 64:
+        raise SpecmeterError(f"--{name.replace('_', '-')} {text} has {len(found)} values; 64 are the most.")
+    return found
