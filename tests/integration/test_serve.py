@@ -1,0 +1,171 @@
+"""``specmeter serve`` and ``fetch`` as processes, on the real model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from specmeter.eagle.model_check import find_damage
+from specmeter.eagle.model_store import ensure_model
+from specmeter.eagle.model_wheel import SMOLLM2
+
+pytestmark = pytest.mark.engine
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The base URL and the process of a server that is ready."""
+    command = [sys.executable, "-m", "specmeter", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert "ready at http://127.0.0.1:" in line, f"{line}{server.stderr.read() if server.stderr else ''}"
+            yield line.split(" at ")[1].split()[0], server
+        finally:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    ensure_model()
+    # float32: in bfloat16 the first token of the answer below is a near-tie (logits 25.36 and 25.26).
+    with served("--dtype", "float32") as (base, _):
+        yield base
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specmeter", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
+    name = client.models.list().data[0].id
+    answer = client.chat.completions.create(model=name, messages=QUESTION, temperature=0, max_tokens=24)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert answer.choices[0].finish_reason == "stop"
+    pieces = list(
+        client.chat.completions.create(model=name, messages=QUESTION, temperature=0, max_tokens=24, stream=True)
+    )
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == "The capital of France is Paris."
+
+
+def test_speculation_counts_add_up_and_settings_are_per_request(client: openai.OpenAI, url: str) -> None:
+    name = client.models.list().data[0].id
+    for steps in (0, 1, 3):
+        answer = client.completions.create(
+            model=name,
+            prompt="The quick brown fox",
+            max_tokens=40,
+            temperature=0,
+            extra_body={"speculative_num_steps": steps, "ignore_eos": True},
+        )
+        assert answer.usage is not None and answer.usage.model_extra is not None
+        counts = answer.usage.model_extra["specmeter"]
+        assert answer.usage.completion_tokens == 40
+        assert counts["drafted"] == steps * counts["cycles"]
+        assert counts["accepted"] == sum(counts["accepted_per_position"])
+        assert counts["accepted_per_position"] == sorted(counts["accepted_per_position"], reverse=True)
+        assert len(counts["accepted_per_position"]) == steps
+        # One token from the prompt; the last cycle may be cut by max_tokens.
+        assert 39 <= counts["cycles"] + counts["accepted"] <= 39 + steps
+    metrics = httpx.get(f"{url}/metrics").text
+    assert "specmeter_cycles_total" in metrics and 'specmeter_accepted_per_position_total{position="2"}' in metrics
+
+
+def test_sampling_is_repeatable_by_seed(client: openai.OpenAI) -> None:
+    name = client.models.list().data[0].id
+
+    def story(seed: int) -> str:
+        answer = client.completions.create(
+            model=name, prompt="Once upon a time", max_tokens=24, temperature=1.0, top_p=0.95, seed=seed
+        )
+        return answer.choices[0].text
+
+    assert story(1) == story(1) != story(2)
+
+
+def test_overlong_prompts_get_400_with_the_reason(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="context holds 4096"):
+        client.completions.create(model=client.models.list().data[0].id, prompt=[5] * 5000)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_it_quickly_in_the_middle_of_a_stream(number: signal.Signals, code: int) -> None:
+    with served("--threads", "1") as (base, server):
+        body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{base}/v1/completions", json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.send_signal(number)
+            started = time.monotonic()
+            rest = "".join(lines)
+        assert server.wait(10) == code
+        assert time.monotonic() - started < 5
+        assert "stopping" in rest
+        assert server.stderr is not None and server.stderr.read() == ""
+
+
+def test_bad_input(url: str, tmp_path: Path) -> None:
+    port = url.rsplit(":", 1)[1]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"hidden_size": ')
+    cases = [
+        (("--port", port), 2, "Another process"),
+        (("--port", "70000"), 2, "0 to 65535"),
+        (("--model", str(tmp_path)), 2, "is not a model directory"),
+        (("--model", str(tmp_path / "absent")), 2, "no such directory"),
+        (("--model", str(broken)), 2, "tokenizer.json"),
+        (("--draft", str(tmp_path)), 2, str(tmp_path)),
+        (("--draft", "none", "--speculative-num-steps", "2"), 2, "need a draft head"),
+        (("--speculative-num-steps", "-1"), 2, "speculative_num_steps"),
+        (("--speculative-num-draft-tokens", "99"), 2, "speculative_num_draft_tokens"),
+        (("--threads", "0"), 2, "--threads"),
+    ]
+    for flags, code, reason in cases:
+        done = run("serve", *(() if "--port" in flags else ("--port", "0")), *flags)
+        assert (done.returncode, reason in done.stderr) == (code, True), f"{flags}: {done.returncode} {done.stderr}"
+        assert "Traceback" not in done.stderr and "next:" in done.stderr + "next:" * ("--threads" in flags)
+
+
+def test_fetch_killed_then_rebuilt_and_interrupted(tmp_path: Path) -> None:
+    home = {"XDG_CACHE_HOME": str(tmp_path)}
+    models = tmp_path / "specmeter" / "models"
+    for number, code, stays in ((signal.SIGTERM, 130, False), (signal.SIGINT, 130, False), (signal.SIGKILL, -9, True)):
+        command = [sys.executable, "-m", "specmeter", "fetch"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **home}, text=True) as child:
+            assert child.stderr is not None
+            wanted = "reading" if stays else "downloading"
+            while wanted not in child.stderr.readline():
+                pass
+            child.send_signal(number)
+            assert child.wait(20) == code
+        left = [p for p in models.iterdir() if p.is_dir()]
+        assert bool(left) is stays, left
+    done = run("fetch", "--json", **home)
+    assert done.returncode == 0 and '"specmeter/fetch/1"' in done.stdout, done.stderr
+    assert [p.name for p in models.iterdir() if p.is_dir()] == ["smollm2-135m-instruct"]
+    assert find_damage(SMOLLM2, models / "smollm2-135m-instruct", thorough=True) is None
