@@ -39,7 +39,7 @@ QUESTIONS = [
     "What did the Romans eat?",
     "Describe how a bicycle stays upright.",
 ]
-PACKAGED_HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v0"
+PACKAGED_HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 Rates = dict[str, list[float]]
 
 

@@ -12,7 +12,7 @@ steps=${STEPS:-3}
 mkdir -p "$work"
 export PYTHONPATH="$PWD/src:$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 rm -rf "$work/head" "$work/done"
-cp -r "${HEAD_DIR:-src/specmeter/eagle/heads/smollm2-135m-v0}" "$work/head"
+cp -r "${HEAD_DIR:-src/specmeter/eagle/heads/smollm2-135m-v1}" "$work/head"
 # SGLang's Llama adds 1 to the ids it reads: state H[k] is written as k-1.
 python3 - "$work/head/config.json" <<'PYTHON'
 import json, sys

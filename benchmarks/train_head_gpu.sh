@@ -62,7 +62,7 @@ train() {
   model=${MODEL:-$(build_model | tail -1)}
   "$python" -m specmeter train --device "$device" --model "$model" --out "$work/run" --seed "${SEED:-1}" \
     --minutes "${MINUTES:-9}" --generate-minutes "${GENERATE_MINUTES:-4}" --tokens "${TOKENS:-24000000}" \
-    --compare src/specmeter/eagle/heads/smollm2-135m-v0 ${EXTRA:-}
+    --compare src/specmeter/eagle/heads/smollm2-135m-v1 ${EXTRA:-}
 }
 
 case $mode in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from specmeter.eagle.model_store import ensure_model
 
 pytestmark = pytest.mark.engine
 
-HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v0"
+HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 TOKENS = 128
 SETTINGS = {"chain": SpecSettings(3), "tree": SpecSettings(3, 4, 10)}
 TOPICS = ["the sea", "a lighthouse", "bread", "the Roman empire", "a lost dog", "chess", "photosynthesis", "trains"]
@@ -45,10 +46,10 @@ def decode(engine: Engine, prompt: list[int], spec: SpecSettings | None) -> tupl
 
 
 def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> None:
-    # 50 prompts x 128 tokens, plain, chain and tree: 16 s a prompt (measured over 5) on two cores, so about 13 minutes.
+    # 16 s a prompt on two cores: every fifth in CI, all fifty with SPECMETER_FULL=1 (about 13 minutes).
     engine = Engine.load(ensure_model(), HEAD, dtype="float32")
     gained = dict.fromkeys(SETTINGS, (0, 0))
-    for prompt in prompts:
+    for prompt in prompts if os.environ.get("SPECMETER_FULL") else prompts[::5]:
         plain, _, _ = decode(engine, prompt, None)
         assert len(plain) == TOKENS
         for name, settings in SETTINGS.items():
@@ -56,7 +57,6 @@ def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> No
             assert tokens == plain, f"{name}: token {next(i for i in range(TOKENS) if tokens[i] != plain[i])} differs"
             gained[name] = (gained[name][0] + accepted, gained[name][1] + cycles)
     chain, tree = (1 + accepted / cycles for accepted, cycles in gained.values())
-    # A head wired to other states than it was trained on stays below 1.75 here.
     assert chain > 1.8 and tree > chain
 
 

@@ -107,8 +107,8 @@ def test_topk_beyond_the_draft_vocabulary(tmp_path: Path) -> None:
 def test_packaged_head_states_its_ids_for_each_engine() -> None:
     import specmeter.eagle
 
-    head = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v0"
-    assert DraftConfig.from_dir(head).capture == (3, 16, 28)
+    head = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
+    assert DraftConfig.from_dir(head).capture == (3, 16, 29)
     config = json.loads((head / "config.json").read_text())
     # Keys that another engine would read, and read as other states, must not be there.
     assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()

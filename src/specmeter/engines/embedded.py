@@ -54,7 +54,7 @@ class EmbeddedEngine:
         """From the server's ``specmeter_`` metrics."""
         scrape = Metrics(metrics)
         return Counters(
-            cycles=scrape.total("specmeter_cycles"),
+            cycles=scrape.total("specmeter_drafts"),
             drafted=scrape.total("specmeter_draft_tokens"),
             accepted=scrape.total("specmeter_accepted_tokens"),
             generated=scrape.total("specmeter_generated_tokens"),

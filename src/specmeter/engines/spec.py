@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,42 +135,3 @@ def engine_of(command: Sequence[str]) -> str:
         f"It is not plain which engine this command starts: {' '.join(command[:4])}",
         next_step=f"Say it: --engine {'|'.join(ENGINE_NAMES)}.",
     )
-
-
-def interpreter_of(command: Sequence[str], search_path: str | None = None) -> str:
-    """The Python that will run ``command``: its own word, or the one in the script's first line.
-
-    Raises SpecmeterError if neither tells, for example because the command is a shell script.
-    """
-    for word in command:
-        name = Path(word).name
-        if name.startswith("python") and shutil.which(word, path=search_path):
-            return str(shutil.which(word, path=search_path))
-        script = shutil.which(word, path=search_path)
-        if script and (found := _shebang(Path(script))):
-            return found
-    raise SpecmeterError(
-        f"It is not plain which Python runs this command: {' '.join(command[:3])}",
-        next_step="Say it: --python EXE.",
-    )
-
-
-def _shebang(script: Path) -> str | None:
-    try:
-        with script.open("rb") as file:
-            head = file.read(1024)
-    except OSError:
-        return None
-    if not head.startswith(b"#!"):
-        return None
-    line = head[2:].partition(b"\n")[0].decode("utf-8", "replace").strip()
-    words = line.split()
-    if words and Path(words[0]).name == "env":
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-        return shutil.which(words[0]) if words and words[0].startswith("python") else None
-    if words and Path(words[0]).name.startswith("python"):
-        return words[0]
-    if words and words[0] == "/bin/sh" and b"\n'''exec' " in head:
-        # pip's form for an interpreter whose path is too long or holds a blank.
-        return head.partition(b"\n'''exec' ")[2].partition(b' "$0"')[0].decode("utf-8", "replace").strip('"')
-    return None
