@@ -1,0 +1,198 @@
+"""The load generator against real sockets: sound streams, and every way a stream can be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from specmeter.bench.client import Api, Call, Outcome
+from specmeter.bench.load import Load, as_request, drive, raise_failure, summarise
+from specmeter.bench.prompts import Prompt
+from specmeter.errors import SpecmeterError
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+PROMPT = Prompt("p1", "chat", (("user", "hello"),))
+Script = Callable[[asyncio.StreamWriter, dict], object]
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[str]:
+    """A loopback HTTP server that reads one request and then does what ``script`` says."""
+    loop = asyncio.new_event_loop()
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(x.split(b":")[1]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length"))
+        body = json.loads(await reader.readexactly(length))
+        await script(writer, body)
+        writer.close()
+
+    async def main() -> None:
+        await asyncio.start_server(handle, sock=listener)
+        await asyncio.Event().wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(_quiet(main())), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+    thread.join(5)
+    listener.close()
+
+
+async def _quiet(coroutine: object) -> None:
+    try:
+        await coroutine
+    except asyncio.CancelledError:
+        pass
+
+
+def _event(document: object) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def _piece(text: str) -> bytes:
+    return _event({"choices": [{"delta": {"content": text}}]})
+
+
+USAGE = _event(
+    {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5, "specmeter": {"cycles": 2, "accepted": 2}}}
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def _send(*parts: bytes, pause_s: float = 0.0) -> Script:
+    async def script(writer: asyncio.StreamWriter, body: dict) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+def _one(script: Script, api: Api = "chat", **fields: object) -> Outcome:
+    with serving(script) as url:
+        return drive(url, "m", [Call("r1", PROMPT, 5, **fields)], Load(), api).outcomes[0]
+
+
+def test_tokens_are_counted_by_usage_and_times_by_arrival() -> None:
+    outcome = _one(_send(HEAD, _piece("a"), _piece("bcd"), _piece("e"), USAGE + DONE, pause_s=0.05))
+    assert outcome.error == "" and outcome.text == "abcde"
+    assert (outcome.output_tokens, outcome.prompt_tokens, outcome.cycles, outcome.accepted) == (5, 4, 2, 2)
+    assert len(outcome.arrivals_ns) == 3
+    assert 80 < (outcome.last_ns - outcome.first_ns) / 1e6 < 400
+    assert outcome.token_ms == pytest.approx((outcome.last_ns - outcome.first_ns) / 4e6)
+    assert as_request(outcome).decode_rate == pytest.approx(1000 / outcome.token_ms)
+
+
+def test_events_cut_anywhere_and_carriage_returns() -> None:
+    whole = (_piece("a") + b": comment\n\n" + _piece("b") + USAGE + DONE).replace(b"\n", b"\r\n")
+    outcome = _one(_send(HEAD, *[whole[i : i + 7] for i in range(0, len(whole), 7)]))
+    assert outcome.error == "" and outcome.text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ((HEAD, b"data: {broken\n\n", DONE), "is not JSON"),
+        ((HEAD, b"data: [1]\n\n", DONE), "is not an object"),
+        ((HEAD, b"<html>oops</html>\n\n"), "is no event"),
+        ((HEAD, b'data: {"choices": 3}\n\n', DONE), "expected fields"),
+        ((HEAD, _piece("a")), "before its end mark"),
+        ((HEAD, _piece("a"), b'data: {"cho'), "within an event"),
+        ((HEAD, _piece("a"), DONE), "does not report usage"),
+        ((HEAD, _event({"error": {"message": "out of cache"}}), DONE), "out of cache"),
+        (
+            (b"HTTP/1.1 404 Not Found\r\ncontent-length: 35\r\n\r\n" + b'{"error":{"message":"no model named"}'[:35],),
+            "HTTP 404",
+        ),
+        ((b"",), "the connection failed"),
+        ((b"HTTP/1.1 banana\r\n\r\n",), "the connection failed"),
+    ],
+)
+def test_wrong_streams_are_told_in_words(parts: tuple[bytes, ...], reason: str) -> None:
+    outcome = _one(_send(*parts))
+    assert reason in outcome.error
+    with pytest.raises(SpecmeterError) as caught:
+        raise_failure([outcome])
+    assert caught.value.exit == 4 and "p1" in caught.value.why
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        outcome = drive(url, "m", [Call("r1", PROMPT, 5)], Load()).outcomes[0]
+    assert "the connection failed" in outcome.error
+
+
+def test_body_carries_settings_and_seed() -> None:
+    seen: list[dict] = []
+
+    async def script(writer: asyncio.StreamWriter, body: dict) -> None:
+        seen.append(body)
+        writer.write(HEAD + _piece("a") + USAGE + DONE)
+
+    _one(script, seed=7, temperature=0.5, body={"speculative_num_steps": 3})
+    assert seen[0]["seed"] == 7 and seen[0]["temperature"] == 0.5 and seen[0]["speculative_num_steps"] == 3
+    assert seen[0]["stream_options"] == {"include_usage": True} and seen[0]["messages"][0]["content"] == "hello"
+
+
+def test_sglang_generate_repeats_the_text() -> None:
+    events = [
+        _event({"text": t, "meta_info": {"prompt_tokens": 3, "completion_tokens": n}})
+        for t, n in (("a", 1), ("abc", 3))
+    ]
+    outcome = _one(_send(HEAD, *events, DONE), api="generate")
+    assert outcome.error == "" and outcome.text == "abc" and outcome.output_tokens == 3
+
+
+def test_failure_stops_the_load_unless_told_otherwise() -> None:
+    calls = [Call(f"r{i}", PROMPT, 5) for i in range(6)]
+    with serving(_send(HEAD, b"data: {broken\n\n")) as url:
+        assert len(drive(url, "m", calls, Load()).outcomes) == 1
+        assert len(drive(url, "m", calls, Load(stop_on_error=False)).outcomes) == 6
+
+
+def test_concurrency_is_reached_and_not_passed() -> None:
+    now, most = 0, 0
+
+    async def script(writer: asyncio.StreamWriter, body: dict) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.05)
+        writer.write(HEAD + _piece("a") + USAGE + DONE)
+        now -= 1
+
+    with serving(script) as url:
+        result = drive(url, "m", [Call(f"r{i}", PROMPT, 5) for i in range(12)], Load(concurrency=4))
+    assert most == 4 and not any(outcome.error for outcome in result.outcomes)
+    summary = summarise(result)
+    assert summary["output_tokens"] == 60 and summary["requests"] == 12 and summary["failed"] == 0
+
+
+def test_open_loop_keeps_its_seeded_schedule() -> None:
+    with serving(_send(HEAD + _piece("a") + USAGE + DONE)) as url:
+        calls = [Call(f"r{i}", PROMPT, 5) for i in range(20)]
+        began = time.perf_counter()
+        runs = [drive(url, "m", calls, Load(rate=100.0, seed=5)).outcomes for _ in range(2)]
+        spent = time.perf_counter() - began
+    sends = [[(o.send_ns - run[0].send_ns) / 1e6 for o in run] for run in runs]
+    assert spent < 5 and max(abs(a - b) for a, b in zip(*sends, strict=True)) < 60
+    assert sends[0][-1] == pytest.approx(sends[1][-1], rel=0.5) and sends[0][-1] > 50
+
+
+@pytest.mark.parametrize("fields", [{"concurrency": 0}, {"rate": 0.0}, {"rate": -1.0}])
+def test_loads_that_make_no_sense(fields: dict) -> None:
+    with pytest.raises(SpecmeterError):
+        Load(**fields)

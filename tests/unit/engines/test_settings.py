@@ -1,0 +1,165 @@
+"""Settings, command lines, metrics and the server grammar."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from specmeter.engines import Counters, Setting, engine_named
+from specmeter.engines.flags import flag_value, without_flags
+from specmeter.engines.prometheus import Metrics
+from specmeter.engines.spec import add_server_arguments, checked_url, engine_of, read_server_file, server_spec
+from specmeter.errors import SpecmeterError
+
+VLLM = (
+    "vllm",
+    "serve",
+    "M",
+    "--port",
+    "9",
+    "--speculative-config",
+    '{"method": "eagle3", "num_speculative_tokens": 3}',
+)
+SGLANG = (
+    "python", "-m", "sglang.launch_server", "--model-path", "M", "--speculative-algorithm", "EAGLE3",
+    "--speculative-num-steps=5", "--speculative-eagle-topk", "8", "--speculative-num-draft-tokens", "32", "--tp", "8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "topk", "tokens"), [(-1, 1, None), (3, 0, None), (3, 1, 3), (3, 1, 5), (2, 4, 1), (2, 4, 22)]
+)
+def test_settings_out_of_range(steps: int, topk: int, tokens: int | None) -> None:
+    with pytest.raises(SpecmeterError):
+        Setting.of(steps, topk, tokens)
+
+
+def test_settings_and_labels() -> None:
+    assert Setting.of(0).label == "baseline" and Setting.of(0, 4, 9) == Setting.of(0)
+    assert Setting.of(3).draft_tokens == 4 and Setting.of(3).label == "k=3" and Setting.of(3).draft_count == 3
+    assert Setting.of(2, 4, 21).draft_tokens == 21
+
+
+def test_vllm_baseline_is_the_same_command_without_speculation() -> None:
+    engine = engine_named("vllm")
+    assert engine.with_setting(VLLM, Setting.of(0)) == ("vllm", "serve", "M", "--port", "9")
+    changed = engine.with_setting(VLLM, Setting.of(5))
+    assert json.loads(str(flag_value(changed, "--speculative-config"))) == {
+        "method": "eagle3",
+        "num_speculative_tokens": 5,
+    }
+    assert engine.setting_of(VLLM) == Setting.of(3) and engine.setting_of(VLLM[:3]) == Setting.of(0)
+    with pytest.raises(SpecmeterError, match="chains only"):
+        engine.with_setting(VLLM, Setting.of(2, 4, 9))
+    with pytest.raises(SpecmeterError, match="no --speculative-config"):
+        engine.with_setting(VLLM[:3], Setting.of(2))
+
+
+def test_vllm_dotted_flags_and_default_host() -> None:
+    engine = engine_named("vllm")
+    dotted = ("vllm", "serve", "M", "--speculative-config.num_speculative_tokens", "4", "--seed", "1")
+    assert engine.setting_of(dotted) == Setting.of(4)
+    assert engine.with_setting(dotted, Setting.of(0)) == ("vllm", "serve", "M", "--seed", "1")
+    assert flag_value(engine.with_port(dotted, 5), "--host") == "127.0.0.1"
+
+
+def test_sglang_flags() -> None:
+    engine = engine_named("sglang")
+    assert engine.setting_of(SGLANG) == Setting.of(5, 8, 32)
+    assert engine.with_setting(SGLANG, Setting.of(0)) == (*SGLANG[:5], "--tp", "8")
+    assert engine.setting_of(engine.with_setting(SGLANG, Setting.of(2))) == Setting.of(2)
+
+
+def test_embedded_takes_settings_with_the_request() -> None:
+    engine = engine_named("embedded")
+    assert engine.can("per_request") and engine.can("no_spec") and not engine.can("switch")
+    assert engine.request_body(Setting.of(0)) == {"speculative_num_steps": 0}
+    command = ("specmeter", "serve", "--speculative-num-steps", "3")
+    assert engine.setting_of(command) == Setting.of(3)
+    assert engine.setting_of(engine.with_setting(command, Setting.of(0))) == Setting.of(0)
+
+
+def test_flags_with_many_values() -> None:
+    assert without_flags(("a", "--sizes", "1", "2", "--x", "y"), ("--sizes",)) == ("a", "--x", "y")
+    assert flag_value(("a", "--tp_size=2", "--tp-size", "4"), "--tp-size") == "4"
+
+
+def test_vllm_metrics_and_differences() -> None:
+    text = """# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="a \\"b\\", c"} 100.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 300.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 90.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 30.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 60.0
+vllm:generation_tokens_total NaN
+rubbish {
+"""
+    counted = engine_named("vllm").counters(text, {})
+    assert counted == Counters(100, 300, 90, None, (60, 30))
+    assert counted.mean_accept_length == pytest.approx(1.9)
+    assert counted.since(Counters(50, 150, 40, None, (25,))) == Counters(50, 150, 50, None, (35, 30))
+    assert Metrics("").total("x") is None
+
+
+def test_sglang_gauge_from_metrics_or_info() -> None:
+    engine = engine_named("sglang")
+    assert engine.counters('sglang:spec_accept_length{tp="0"} 2.5', {}).mean_accept_length == 2.5
+    info = {"internal_states": [{"avg_spec_accept_length": 3.25}]}
+    assert engine.counters("", info).mean_accept_length == 3.25
+    assert engine.counters("", {}).mean_accept_length is None
+
+
+@pytest.mark.parametrize(
+    ("command", "engine"),
+    [
+        (["/opt/v/bin/vllm", "serve", "M"], "vllm"),
+        (["python3", "-m", "vllm.entrypoints.openai.api_server"], "vllm"),
+        (["python", "-m", "sglang.launch_server"], "sglang"),
+        (["/x/python", "-m", "specmeter", "serve"], "embedded"),
+    ],
+)
+def test_engine_of_a_command(command: list[str], engine: str) -> None:
+    assert engine_of(command) == engine
+
+
+def test_unclear_commands_and_urls_are_refused() -> None:
+    with pytest.raises(SpecmeterError, match="not plain which engine"):
+        engine_of(["./start.sh"])
+    assert checked_url("127.0.0.1:80/v1/") == "http://127.0.0.1:80"
+    for wrong in ("", "ftp://x", "http://", "http://x:99999999"):
+        with pytest.raises(SpecmeterError):
+            checked_url(wrong)
+
+
+def _parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_server_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_one_server_is_named_in_one_way() -> None:
+    assert server_spec(_parsed("--", "vllm", "serve", "M")).command == ("vllm", "serve", "M")
+    assert server_spec(_parsed("--url", "h:1", "--link", "x")).link == "x"
+    with pytest.raises(SpecmeterError, match="More than one server"):
+        server_spec(_parsed("--url", "h:1", "--", "vllm", "serve"))
+    with pytest.raises(SpecmeterError, match="No server is named"):
+        server_spec(_parsed())
+
+
+def test_server_files(tmp_path: Path) -> None:
+    path = tmp_path / "servers.toml"
+    path.write_text('[server.a]\ncommand = ["vllm", "serve", "M"]\nenv = {X = 1}\n[server.b]\nurl = "http://h:1"\n')
+    assert read_server_file(f"{path}:a").env == {"X": "1"} and read_server_file(f"{path}:b").url == "http://h:1"
+    for text, reason in (
+        ("[server.a]\n", "either a command or a url"),
+        ("x = 1\n", "no \\[server.NAME\\]"),
+        ("[server\n", "not valid TOML"),
+        ('[server.a]\nurl = "http://h"\ncolour = 1\n', "unknown keys: colour"),
+        ('[server.a]\ncommand = "vllm serve"\n', "list of strings"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SpecmeterError, match=reason):
+            read_server_file(str(path))
