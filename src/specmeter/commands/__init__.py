@@ -36,6 +36,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("demo", "demo", "All of it on a small model of its own, in three minutes: profile, sweep, verdict."),
     Entry("profile", "profile", "Where a cycle's time goes, accept length, break-even: does speculation pay?"),
     Entry("sweep", "sweep", "Which step count or tree is fastest, each against the baseline with an interval."),
+    Entry("bench", "bench", "Load against a server, timed from outside: latency, tok/s, percentiles."),
     Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
     Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
     Entry("train", "train", "Train an EAGLE-3 head on data that the target writes itself."),

@@ -1,0 +1,125 @@
+"""``specmeter bench``: load against a server, timed from the client's side; no probes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specmeter.bench.client import Outcome
+from specmeter.bench.load import Load, as_request, drive, raise_failure, summarise
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import PromptSet
+from specmeter.bench.schedule import Sending, call, warm_up
+from specmeter.bench.session import Session, session, terminations_interrupt
+from specmeter.commands.load_options import (
+    add_load_arguments,
+    add_probe_arguments,
+    chosen_prompts,
+    chosen_server,
+    print_json,
+    probing,
+    sending,
+)
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.trace.rundir import RunWriter
+
+ROWS = (
+    ("ttft_ms", "time to first token, ms"),
+    ("token_ms", "time per output token, ms"),
+    ("gap_ms", "between arrivals, ms"),
+    ("user_tok_s", "tok/s per user, decode only"),
+)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``bench``."""
+    parser.add_argument(
+        "--concurrency", default="1", metavar="LIST", help="requests at once, such as 1,4,16 (default: 1)"
+    )
+    parser.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (seeded)")
+    parser.add_argument("--api", choices=("chat", "completions", "generate"), default="chat", help="(default: chat)")
+    add_load_arguments(parser, requests=24, max_tokens=128)
+    add_probe_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Drive the load at each level, print the table, save the run."""
+    prompts, levels = chosen_prompts(args), _levels(args)
+    spec, how, progress = chosen_server(args), probing(args, probes=False), Progress()
+    with terminations_interrupt():
+        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        with session(spec, None, writer, how, progress, "server") as running:
+            results, outcomes = _measure(running, prompts, levels, args, sending(args))
+    document = {"prompts": prompts.name, "max_tokens": args.max_tokens, "levels": results}
+    (writer.logs / "bench.json").write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
+    writer.write_requests([as_request(outcome) for outcome in outcomes])
+    writer.finish("complete")
+    failed = sum(bool(outcome.error) for outcome in outcomes)
+    warnings = [f"{failed} requests failed"] if failed else []
+    if args.json:
+        print_json("bench", document, warnings, writer.path)
+    else:
+        _print(results, prompts, args)
+        for warning in warnings:
+            print(f"note: {warning}")
+        print(f"saved: {writer.path}")
+    return int(Exit.DONE)
+
+
+def _levels(args: argparse.Namespace) -> list[Load]:
+    if args.rate is not None:
+        return [Load(rate=args.rate, seed=args.seed, stop_on_error=False)]
+    words = args.concurrency.split(",")
+    if not all(word.isdigit() for word in words):
+        raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers.", next_step="Write 1,4,16.")
+    return [Load(int(word), seed=args.seed, stop_on_error=False) for word in words]
+
+
+def _measure(
+    running: Session, prompts: PromptSet, levels: list[Load], args: argparse.Namespace, send: Sending
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Each level in turn; a level at which every request fails ends the bench with the reason."""
+    chosen = prompts.sample(args.requests, args.seed)
+    warm = drive(running.server.url, running.model, warm_up(chosen[0], [None], None, send), Load(), args.api)
+    if warm.outcomes[0].error:
+        running.check_death()
+    raise_failure(warm.outcomes, "The warm-up failed.")
+    results: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    for block, load in enumerate(levels):
+        calls = [call(prompt, None, None, send, block, f"n{index}") for index, prompt in enumerate(chosen)]
+        before = running.server.metrics()
+        result = running.drive("load", calls, load)
+        if all(outcome.error for outcome in result.outcomes):
+            raise_failure(result.outcomes, "Every request failed.")
+        length = running.server.metrics().since(before).mean_accept_length
+        level = {"concurrency": None if load.rate else load.concurrency, "rate_per_s": load.rate}
+        results.append({**level, **summarise(result), "accept_length_tokens": length})
+        outcomes += result.outcomes
+    return results, outcomes
+
+
+def _print(results: list[dict[str, Any]], prompts: PromptSet, args: argparse.Namespace) -> None:
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    for result in results:
+        at = f"{result['rate_per_s']:g} requests/s" if result["rate_per_s"] else f"{result['concurrency']} at once"
+        console.print(
+            f"{at}: {result['total_tok_s']:.1f} tok/s in total, {result['requests']} requests of at most "
+            f"{args.max_tokens} tokens, {prompts.name} prompts"
+        )
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("")
+        for name in ("mean", "p50", "p90", "p99"):
+            table.add_column(name, justify="right")
+        for key, title in ROWS:
+            cells = [result[key][name] for name in ("mean", "p50", "p90", "p99")]
+            table.add_row(title, *("-" if cell is None else f"{cell:.2f}" for cell in cells))
+        console.print(table)
+        if result["accept_length_tokens"] is not None:
+            console.print(f"accept length {result['accept_length_tokens']:.3f} tokens a cycle (the engine's counters)")
+        console.print(f"the generator used {100 * result['generator_core_share']:.0f} % of a core")
