@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specmeter import control
@@ -16,7 +16,7 @@ from specmeter.bench.client import Api, Call, Outcome
 from specmeter.bench.load import Load, LoadResult, drive
 from specmeter.bench.progress import Progress
 from specmeter.control.prepare import prepare_link
-from specmeter.engines import Engine, Server, ServerSpec, engine_named
+from specmeter.engines import Engine, Server, ServerSpec, engine_at, engine_named
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
@@ -162,14 +162,20 @@ def _running(spec: ServerSpec, probing: Probing, progress: Progress) -> Session:
         raise SpecmeterError(
             "The server's address is not known.", "A link does not tell it.", "Give --url http://127.0.0.1:PORT too."
         )
-    name = spec.engine
-    if name is None and link is not None:
-        planned = str(link.plan().get("engine"))
-        name = next((ours for ours, theirs in RECIPE_ENGINES.items() if theirs == planned), planned)
-    engine = engine_named(name) if name is not None else None
+    engine = engine_named(spec.engine) if spec.engine is not None else None
     server = Server(spec.url, engine)
     server.wait_healthy(10.0, progress.waiting)
     return Session(server, engine, link, server.model_name(probing.model_name), progress)
+
+
+def with_engine(spec: ServerSpec) -> ServerSpec:
+    """The same server with its engine's name, asked of the link's plan or of the server's metrics where it is open."""
+    if spec.engine is not None or spec.command:
+        return spec
+    if spec.link is not None:
+        planned = str(control.find_link(spec.link).plan().get("engine"))
+        return replace(spec, engine=next((ours for ours, its in RECIPE_ENGINES.items() if its == planned), planned))
+    return replace(spec, engine=engine_at(spec.url)) if spec.url is not None else spec
 
 
 @contextlib.contextmanager

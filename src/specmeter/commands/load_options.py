@@ -12,7 +12,7 @@ from typing import Any
 from specmeter import __version__
 from specmeter.bench.prompts import PromptSet, load_prompts
 from specmeter.bench.schedule import Sending
-from specmeter.bench.session import Probing
+from specmeter.bench.session import Probing, with_engine
 from specmeter.engines import ServerSpec
 from specmeter.engines.spec import add_server_arguments, server_spec
 from specmeter.errors import SpecmeterError
@@ -85,7 +85,7 @@ def chosen_server(args: argparse.Namespace) -> ServerSpec:
     spec = server_spec(args, default_command(args))
     if not named and args.model is None:
         _fetch_model()
-    return spec
+    return with_engine(spec)
 
 
 def _fetch_model() -> None:

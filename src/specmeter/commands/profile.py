@@ -77,6 +77,13 @@ def measure(
     asked = _asked_setting(args)
     saved = _saved_baseline(args.baseline)
     spec, how = chosen_server(args), probing(args)
+    if not spec.command and spec.link is None:
+        raise SpecmeterError(
+            "This server carries no probes, so its cycle cannot be seen.",
+            "It was not started by specmeter.",
+            "Start it with `specmeter run -- CMD` and give --link, or use `specmeter bench --url`.",
+            Exit.REFUSED,
+        )
     spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
     link = planned_link(spec, how)
     try:
@@ -152,13 +159,7 @@ def _take(
     """One server: warm up, arm, drive, disarm, read the rings."""
     taken = Taken()
     with session(spec, link, writer, how, progress, name) as running:
-        if running.link is None:
-            raise SpecmeterError(
-                "This server carries no probes, so its cycle cannot be seen.",
-                "It was not started by specmeter.",
-                "Start it with `specmeter run -- CMD` and give --link, or use `specmeter bench --url`.",
-                Exit.REFUSED,
-            )
+        assert running.link is not None
         writer.write_plan(running.link.plan())
         try:
             _drive(running, settings, prompts, send, taken, start)

@@ -9,10 +9,11 @@ from specmeter.engines.sglang import SglangEngine
 from specmeter.engines.vllm import VllmEngine
 from specmeter.errors import SpecmeterError
 
-__all__ = ["ENGINE_NAMES", "Counters", "Engine", "Server", "ServerSpec", "Setting", "engine_named"]
+__all__ = ["ENGINE_NAMES", "Counters", "Engine", "Server", "ServerSpec", "Setting", "engine_at", "engine_named"]
 
 _ENGINES: dict[str, Engine] = {engine.name: engine for engine in (EmbeddedEngine(), VllmEngine(), SglangEngine())}
 ENGINE_NAMES = tuple(_ENGINES)
+_METRIC_PREFIXES = {"specmeter_": "embedded", "vllm:": "vllm", "sglang:": "sglang"}
 
 
 def engine_named(name: str) -> Engine:
@@ -20,3 +21,14 @@ def engine_named(name: str) -> Engine:
     if name not in _ENGINES:
         raise SpecmeterError(f"Unknown engine: {name}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
     return _ENGINES[name]
+
+
+def engine_at(url: str) -> str | None:
+    """The name of the engine that answers at ``url``, told by the names of its metrics; None if they do not tell."""
+    server = Server(url)
+    try:
+        text = server.metrics_text()
+    finally:
+        server.stop()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return next((name for prefix, name in _METRIC_PREFIXES.items() if any(x.startswith(prefix) for x in lines)), None)

@@ -133,12 +133,15 @@ class Server:
         """The engine's counters now; all None where it does not tell."""
         if self.engine is None:
             return Counters()
+        return self.engine.counters(self.metrics_text(), self.flags())
+
+    def metrics_text(self) -> str:
+        """What ``/metrics`` answers, empty if it does not."""
         try:
             answer = self._http.get("/metrics")
-            text = answer.text if answer.status_code == 200 else ""
         except httpx.HTTPError:
-            text = ""
-        return self.engine.counters(text, self.flags())
+            return ""
+        return answer.text if answer.status_code == 200 else ""
 
     def stop(self) -> None:
         """Stop the server if we started it; in any case close our connections. May be called twice."""
