@@ -14,6 +14,7 @@ from pathlib import Path
 from specmeter import control
 from specmeter.bench.client import Api, Call, Outcome
 from specmeter.bench.load import Load, LoadResult, drive
+from specmeter.bench.machine import busy_warning
 from specmeter.bench.progress import Progress
 from specmeter.control.prepare import prepare_link
 from specmeter.engines import Engine, Server, ServerSpec, engine_at, engine_named
@@ -130,6 +131,9 @@ def session(
         yield _running(spec, probing, progress)
         return
     engine = engine_named(spec.engine or "")
+    warning = busy_warning()
+    if warning:
+        progress.say(f"note: {warning}")
     environment = _link_variables(link, spec) if link is not None else {}
     try:
         progress.say(f"starting the server ({engine.name})")

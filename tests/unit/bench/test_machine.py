@@ -1,0 +1,24 @@
+"""Other work on this machine is seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from specmeter.bench.machine import BUSY_CORES, busy_cores, busy_warning
+
+
+def test_a_busy_process_is_seen_and_said() -> None:
+    spinner = subprocess.Popen(
+        [sys.executable, "-c", "print('up', flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    )
+    try:
+        assert spinner.stdout is not None
+        spinner.stdout.readline()
+        busy = busy_cores()
+        assert busy is not None and busy > BUSY_CORES
+        assert "busy" in (busy_warning() or "")
+    finally:
+        spinner.kill()
+        spinner.wait()
+        spinner.stdout.close()
