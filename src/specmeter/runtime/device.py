@@ -1,7 +1,7 @@
 """Device time of points outside graph capture, by CUDA events that are read late and never waited for.
 
 A point whose clock is ``device`` gets an event before and after its call, on the stream that is current there. Pairs
-wait in a queue; at each cycle's begin those that the device has passed are read and written as KIND_DEVICE_SPAN records:
+wait in a queue; at each cycle's begin those that the device has passed are read and written as device spans:
 ``t1 - t0`` is the time between the two events in nanoseconds, ``t0`` the time since this clock's first event. An event
 span of a phase that the host feeds slowly holds the gaps between its kernels: the device was not busy all that time.
 torch is used only if the process has imported it; without CUDA nothing is recorded and ``reason`` says why.
