@@ -26,7 +26,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative-num-draft-tokens", type=int, metavar="N", help="tokens verified a cycle, root too"
     )
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="of weights and cache")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float16", "bfloat16", "float32"),
+        help="of the weights; auto: the fastest here, by a short timing",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     parser.add_argument(
         "--max-context", type=int, default=4096, metavar="N", help="tokens of prompt and answer together"

@@ -16,7 +16,6 @@ from torch import Tensor
 from specmeter.eagle.config import DraftConfig
 from specmeter.eagle.kv import KVCache
 from specmeter.eagle.layer import Attention, Mlp, RmsNorm, Step, group_mask
-from specmeter.eagle.linear import make_linear
 from specmeter.eagle.rope import RotaryTable
 from specmeter.eagle.target import Target
 from specmeter.eagle.weights import Checkpoint
@@ -26,33 +25,31 @@ from specmeter.errors import SpecmeterError
 class Draft:
     """An EAGLE-3 head that shares the target's embedding and has a reduced vocabulary of its own."""
 
-    def __init__(
-        self, config: DraftConfig, checkpoint: Checkpoint, target: Target, *, positions: int, packed: bool
-    ) -> None:
-        layer, dtype = config.layer, target.dtype
+    def __init__(self, config: DraftConfig, checkpoint: Checkpoint, target: Target, *, positions: int) -> None:
+        layer, layout, dtype = config.layer, target.layout, target.dtype
         size, eps, vocab = layer.hidden_size, layer.rms_norm_eps, config.draft_vocab_size
         self.config = config
         self.dtype = dtype
         self.embedding = target.embedding
         if "embed_tokens.weight" in checkpoint:
-            self.embedding = checkpoint.take("embed_tokens.weight", (target.config.vocab_size, size), dtype)
+            self.embedding = checkpoint.take("embed_tokens.weight", (target.config.vocab_size, size), layout.weights)
         fused = (size, len(config.capture) * target.config.hidden_size)
-        self.fc = make_linear(checkpoint.take("fc.weight", fused, dtype), packed=packed)
+        self.fc = layout.linear(checkpoint.take("fc.weight", fused, layout.weights))
         self.input_norm = RmsNorm(checkpoint, "midlayer.input_layernorm.weight", size, eps, dtype)
         self.hidden_norm = RmsNorm(checkpoint, "midlayer.hidden_norm.weight", size, eps, dtype)
-        self.attention = Attention(layer, checkpoint, "midlayer.self_attn", 2 * size, dtype, packed)
+        self.attention = Attention(layer, checkpoint, "midlayer.self_attn", 2 * size, layout)
         self.mlp_norm = RmsNorm(checkpoint, "midlayer.post_attention_layernorm.weight", size, eps, dtype)
-        self.mlp = Mlp(layer, checkpoint, "midlayer.mlp", dtype, packed)
+        self.mlp = Mlp(layer, checkpoint, "midlayer.mlp", layout)
         self.norm = RmsNorm(checkpoint, "norm.weight", size, eps, dtype)
-        self.lm_head = make_linear(checkpoint.take("lm_head.weight", (vocab, size), dtype), packed=packed)
+        self.lm_head = layout.linear(checkpoint.take("lm_head.weight", (vocab, size), layout.weights))
         self.target_ids = self._read_target_ids(checkpoint, target)
         self.rotary = RotaryTable(layer, positions, dtype)
 
     @classmethod
-    def from_dir(cls, draft_dir: Path, config: DraftConfig, target: Target, *, positions: int, packed: bool) -> Draft:
+    def from_dir(cls, draft_dir: Path, config: DraftConfig, target: Target, *, positions: int) -> Draft:
         """Loads the head in ``draft_dir``; SpecmeterError if it does not fit ``target``."""
         check_fit(config, target, draft_dir)
-        return cls(config, Checkpoint(draft_dir), target, positions=positions, packed=packed)
+        return cls(config, Checkpoint(draft_dir), target, positions=positions)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` tokens."""
@@ -74,7 +71,7 @@ class Draft:
         rows = tokens.shape[0]
         cos, sin = self.rotary.at(positions)
         step = Step(rows, cos, sin, group_mask(mask, self.config.layer))
-        embedded = self.input_norm(F.embedding(tokens, self.embedding))
+        embedded = self.input_norm(F.embedding(tokens, self.embedding).to(self.dtype))
         both = torch.cat([embedded, self.hidden_norm(hidden)], dim=-1)
         (slots,) = cache.window(start, rows)
         x = self.attention.forward(both, hidden, step, slots)

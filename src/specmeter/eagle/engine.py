@@ -11,7 +11,7 @@ import torch
 from specmeter.eagle import worker as _worker
 from specmeter.eagle.config import DraftConfig
 from specmeter.eagle.draft import Draft
-from specmeter.eagle.linear import can_pack
+from specmeter.eagle.layouts import choose_layout
 from specmeter.eagle.sampling import Sampler
 from specmeter.eagle.settings import MAX_DRAFT_TOKENS, MAX_STEPS, Sampling, SpecSettings
 from specmeter.eagle.target import Target
@@ -19,8 +19,6 @@ from specmeter.eagle.worker import Cycle, Worker
 from specmeter.errors import SpecmeterError
 
 __all__ = ["Cycle", "Engine", "Sampling", "SpecSettings"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Engine:
@@ -30,6 +28,7 @@ class Engine:
         self.worker = worker
         self.target = worker.target
         self.draft = worker.head
+        self.layout = worker.target.layout.name
         self.max_context = worker.max_context
         self._busy = threading.Lock()
 
@@ -45,23 +44,23 @@ class Engine:
     ) -> Engine:
         """Loads Hugging Face style directories.
 
-        ``dtype`` is "float32", "bfloat16" or "auto" (bfloat16 where the machine computes it fast). ``threads`` is the
+        ``dtype`` is "float32", "bfloat16", "float16" (fp16 weights under float32 activations) or "auto" (the fastest
+        here, by a short timing); ``layout`` tells what was chosen. ``threads`` is the
         number of compute threads, all cores if None. ``max_context`` bounds prompt and new tokens together, and is
         lowered to what the model was trained for. Raises SpecmeterError if a directory cannot be used or the head
         does not fit the target.
         """
         if threads is not None:
             torch.set_num_threads(threads)
-        chosen = choose_dtype(dtype)
-        packed = can_pack(chosen)
+        layout = choose_layout(dtype)
         config = None if draft_dir is None else DraftConfig.from_dir(draft_dir)
         positions = max_context + MAX_DRAFT_TOKENS + MAX_STEPS
         target = Target.from_dir(
-            model_dir, capture=config.capture if config else (), positions=positions, dtype=chosen, packed=packed
+            model_dir, capture=config.capture if config else (), positions=positions, layout=layout
         )
         draft = None
         if config is not None and draft_dir is not None:
-            draft = Draft.from_dir(draft_dir, config, target, positions=positions, packed=packed)
+            draft = Draft.from_dir(draft_dir, config, target, positions=positions)
         return cls(Worker(target, draft, min(max_context, target.config.max_position_embeddings)))
 
     def generate(
@@ -118,12 +117,3 @@ class Engine:
                 f"The draft's vocabulary has {self.draft.config.draft_vocab_size} tokens.",
                 "Lower it.",
             )
-
-
-def choose_dtype(name: str) -> torch.dtype:
-    """The torch dtype that ``name`` asks for; "auto" is bfloat16 where packed weights work in it, else float32."""
-    if name in DTYPES:
-        return DTYPES[name]
-    if name != "auto":
-        raise SpecmeterError(f"Unknown dtype {name!r}.", "", "Use auto, float32 or bfloat16.")
-    return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specmeter.eagle.config import LlamaConfig
 from specmeter.eagle.kv import Slots
-from specmeter.eagle.linear import Linear, make_linear
+from specmeter.eagle.linear import Layout, Linear
 from specmeter.eagle.rope import rotate_
 from specmeter.eagle.weights import Checkpoint
 
@@ -38,9 +38,7 @@ def group_mask(mask: Tensor | None, config: LlamaConfig) -> Tensor | None:
 class Attention:
     """Grouped-query attention with q, k and v in one product. The input may be wider than the model (EAGLE-3)."""
 
-    def __init__(
-        self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, inputs: int, dtype: torch.dtype, packed: bool
-    ) -> None:
+    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, inputs: int, layout: Layout) -> None:
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -56,19 +54,21 @@ class Attention:
             "v": self.kv_heads * self.head_dim,
         }
         weight = torch.cat(
-            [checkpoint.take(f"{prefix}.{n}_proj.weight", (size, inputs), dtype) for n, size in sizes.items()]
+            [checkpoint.take(f"{prefix}.{n}_proj.weight", (size, inputs), layout.weights) for n, size in sizes.items()]
         )
         bias = None
         if f"{prefix}.q_proj.bias" in checkpoint:
-            bias = torch.cat([checkpoint.take(f"{prefix}.{n}_proj.bias", (size,), dtype) for n, size in sizes.items()])
-        self.qkv = make_linear(weight, bias, packed=packed)
-        self.output: Linear = make_linear(
-            checkpoint.take(f"{prefix}.o_proj.weight", (config.hidden_size, sizes["q"]), dtype), packed=packed
+            bias = torch.cat(
+                [checkpoint.take(f"{prefix}.{n}_proj.bias", (size,), layout.activations) for n, size in sizes.items()]
+            )
+        self.qkv = layout.linear(weight, bias)
+        self.output: Linear = layout.linear(
+            checkpoint.take(f"{prefix}.o_proj.weight", (config.hidden_size, sizes["q"]), layout.weights)
         )
         self.q_norm = self.k_norm = None
         if f"{prefix}.q_norm.weight" in checkpoint:
-            self.q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (self.head_dim,), dtype)
-            self.k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (self.head_dim,), dtype)
+            self.q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (self.head_dim,), layout.activations)
+            self.k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (self.head_dim,), layout.activations)
 
     def forward(self, x: Tensor, residual: Tensor, step: Step, slots: Slots) -> Tensor:
         """residual + attention of ``x`` [rows, inputs], which writes and reads ``slots``."""
@@ -99,14 +99,12 @@ class Attention:
 class Mlp:
     """down(silu(gate(x)) * up(x)) + residual. Gate and up are one product: a call costs more than the activation."""
 
-    def __init__(
-        self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, packed: bool
-    ) -> None:
+    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, layout: Layout) -> None:
         wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
         self.size = config.intermediate_size
-        both = torch.cat([checkpoint.take(f"{prefix}.{name}_proj.weight", wide, dtype) for name in ("gate", "up")])
-        self.gate_up = make_linear(both, packed=packed)
-        self.down = make_linear(checkpoint.take(f"{prefix}.down_proj.weight", narrow, dtype), packed=packed)
+        both = [checkpoint.take(f"{prefix}.{name}_proj.weight", wide, layout.weights) for name in ("gate", "up")]
+        self.gate_up = layout.linear(torch.cat(both))
+        self.down = layout.linear(checkpoint.take(f"{prefix}.down_proj.weight", narrow, layout.weights))
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, hidden]."""
@@ -137,14 +135,12 @@ class RmsNorm:
 class DecoderLayer:
     """Pre-norm attention and MLP, each with its residual."""
 
-    def __init__(
-        self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, packed: bool
-    ) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
+    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, layout: Layout) -> None:
+        size, eps, dtype = config.hidden_size, config.rms_norm_eps, layout.activations
         self.input_norm = RmsNorm(checkpoint, f"{prefix}.input_layernorm.weight", size, eps, dtype)
-        self.attention = Attention(config, checkpoint, f"{prefix}.self_attn", size, dtype, packed)
+        self.attention = Attention(config, checkpoint, f"{prefix}.self_attn", size, layout)
         self.mlp_norm = RmsNorm(checkpoint, f"{prefix}.post_attention_layernorm.weight", size, eps, dtype)
-        self.mlp = Mlp(config, checkpoint, f"{prefix}.mlp", dtype, packed)
+        self.mlp = Mlp(config, checkpoint, f"{prefix}.mlp", layout)
 
     def forward(self, x: Tensor, step: Step, slots: Slots) -> Tensor:
         """[rows, hidden] -> [rows, hidden]; writes this layer's keys and values of these rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from specmeter.eagle.config import LlamaConfig
 from specmeter.eagle.kv import KVCache
 from specmeter.eagle.layer import DecoderLayer, RmsNorm, Step, group_mask
-from specmeter.eagle.linear import make_linear
+from specmeter.eagle.linear import Layout, Linear
 from specmeter.eagle.rope import RotaryTable
 from specmeter.eagle.weights import Checkpoint
 
@@ -30,31 +31,23 @@ class Target:
         *,
         capture: tuple[int, ...] = (),
         positions: int,
-        dtype: torch.dtype,
-        packed: bool,
+        layout: Layout,
     ) -> None:
-        size, vocab = config.hidden_size, config.vocab_size
+        size, vocab, dtype = config.hidden_size, config.vocab_size, layout.activations
         self.config = config
         self.capture = capture
+        self.layout = layout
         self.dtype = dtype
-        self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab, size), dtype)
-        self.layers = [
-            DecoderLayer(config, checkpoint, f"model.layers.{i}", dtype, packed)
-            for i in range(config.num_hidden_layers)
-        ]
+        self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab, size), layout.weights)
+        self.layers, self.lm_head = _build(config, checkpoint, self.embedding, layout)
         self.norm = RmsNorm(checkpoint, "model.norm.weight", size, config.rms_norm_eps, dtype)
-        untied = "lm_head.weight" in checkpoint and not config.tie_word_embeddings
-        head = checkpoint.take("lm_head.weight", (vocab, size), dtype) if untied else self.embedding
-        self.lm_head = make_linear(head, packed=packed)
         self.rotary = RotaryTable(config, positions, dtype)
 
     @classmethod
-    def from_dir(
-        cls, model_dir: Path, *, capture: tuple[int, ...], positions: int, dtype: torch.dtype, packed: bool
-    ) -> Target:
+    def from_dir(cls, model_dir: Path, *, capture: tuple[int, ...], positions: int, layout: Layout) -> Target:
         """Loads a Hugging Face style directory; SpecmeterError if it does not hold such a model."""
         config = LlamaConfig.from_dir(model_dir)
-        return cls(config, Checkpoint(model_dir), capture=capture, positions=positions, dtype=dtype, packed=packed)
+        return cls(config, Checkpoint(model_dir), capture=capture, positions=positions, layout=layout)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` tokens."""
@@ -72,7 +65,7 @@ class Target:
         rows = tokens.shape[0]
         cos, sin = self.rotary.at(positions)
         step = Step(rows, cos, sin, group_mask(mask, self.config))
-        x = F.embedding(tokens, self.embedding)
+        x = F.embedding(tokens, self.embedding).to(self.dtype)
         states = {0: x}
         for index, (layer, slots) in enumerate(zip(self.layers, cache.window(start, rows), strict=True), 1):
             x = states[index] = layer.forward(x, step, slots)
@@ -82,3 +75,23 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [rows, vocab] from states after the last layer [rows, hidden]."""
         return self.lm_head(self.norm(hidden))
+
+
+def _build(
+    config: LlamaConfig, checkpoint: Checkpoint, embedding: Tensor, layout: Layout
+) -> tuple[list[DecoderLayer], Linear]:
+    """All layers and the output layer. Laying out weights is serial work per matrix, so two threads share it."""
+
+    def layer(index: int) -> DecoderLayer:
+        return DecoderLayer(config, checkpoint, f"model.layers.{index}", layout)
+
+    def output() -> Linear:
+        untied = "lm_head.weight" in checkpoint and not config.tie_word_embeddings
+        shape = (config.vocab_size, config.hidden_size)
+        return layout.linear(checkpoint.take("lm_head.weight", shape, layout.weights) if untied else embedding)
+
+    # A thread's memory of OpenMP helpers ends with it, so none is left to compete with the engine's own.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        last = pool.submit(output)
+        layers = list(pool.map(layer, range(config.num_hidden_layers)))
+        return layers, last.result()

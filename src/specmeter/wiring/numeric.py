@@ -17,9 +17,8 @@ from torch import Tensor
 
 from specmeter.eagle.config import DraftConfig, LlamaConfig, read_config
 from specmeter.eagle.draft import Draft
-from specmeter.eagle.engine import choose_dtype
 from specmeter.eagle.kv import KVCache
-from specmeter.eagle.linear import can_pack
+from specmeter.eagle.layouts import choose_layout
 from specmeter.eagle.target import Target
 from specmeter.eagle.tokenizer import Tokenizer
 from specmeter.errors import SpecmeterError
@@ -64,14 +63,13 @@ def load(target_dir: Path, draft_dir: Path, slots: int, threads: int | None = No
     """Both models by the embedded engine's loaders; the head's stated layers play no part."""
     if threads is not None:
         torch.set_num_threads(threads)
-    dtype = choose_dtype("auto")
-    packed = can_pack(dtype)
+    layout = choose_layout("auto")
     layers = LlamaConfig.from_dir(target_dir).num_hidden_layers
     everything = tuple(range(layers + 1))
     positions = 1024
-    target = Target.from_dir(target_dir, capture=everything, positions=positions, dtype=dtype, packed=packed)
+    target = Target.from_dir(target_dir, capture=everything, positions=positions, layout=layout)
     config = head_config(draft_dir, slots)
-    return target, Draft.from_dir(draft_dir, config, target, positions=positions, packed=packed)
+    return target, Draft.from_dir(draft_dir, config, target, positions=positions)
 
 
 def head_config(draft_dir: Path, slots: int) -> DraftConfig:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specmeter.eagle.engine import Engine, Sampling, SpecSettings
+from specmeter.eagle.linear import PLAIN_FLOAT32
 from specmeter.wiring.measure import Acceptance, SoftLoss, acceptance, fuse, in_errors
 from specmeter.wiring.numeric import Bench, Text, Unroller, load, prepare
 from specmeter.wiring.probe import neighbours, probe_findings, run_probe
@@ -46,7 +47,7 @@ def text(engine: Engine) -> Text:
 
 def bench_of(folders: tuple[Path, Path], text: Text, monkeypatch: pytest.MonkeyPatch) -> Bench:
     # The tiny models' ties are broken by rounding, so both sides must compute in the same type.
-    monkeypatch.setattr("specmeter.wiring.numeric.choose_dtype", lambda name: torch.float32)
+    monkeypatch.setattr("specmeter.wiring.numeric.choose_layout", lambda name: PLAIN_FLOAT32)
     return prepare(*load(*folders, len(CAPTURE), threads=1), text)
 
 
