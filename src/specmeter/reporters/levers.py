@@ -1,0 +1,79 @@
+"""What would help, and by how much at the most: bounds that follow from the numbers of one analysed profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Less than this is not worth a line.
+_LEAST = 0.005
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change, the speed-up over now that it could give (0.1: 10 %), whether that is a bound, and the reasoning."""
+
+    what: str
+    gain: float
+    bound: bool
+    why: str
+
+    @property
+    def amount(self) -> str:
+        """The gain in words."""
+        return f"{'at most ' if self.bound else 'about '}{100 * self.gain:+.0f} %"
+
+
+def levers(document: Mapping[str, Any]) -> list[Lever]:
+    """The levers of a document of kind ``profile``, the largest first.
+
+    A part of the cycle that took no time would make it 1 / (1 - share) times as fast (Amdahl's law): a bound.
+    Fewer steps: accept length 1 + sum of the kept shares up to there, cycle less the steps' own time; verify is taken
+    to cost the same, so this is an estimate from below.
+    """
+    found = [*_parts(document), *_fewer_steps(document)]
+    return sorted((lever for lever in found if lever.gain >= _LEAST), key=lambda lever: -lever.gain)
+
+
+def _parts(document: Mapping[str, Any]) -> list[Lever]:
+    cycle = document["cycle"]["mean_ms"]["point"]
+    shares = {row["name"]: row["percent"] / 100 for row in document["phases"]}
+    found = []
+    step = document["baseline"]["step_ms"]
+    verify = shares.get("verify", 0.0) * cycle
+    if step is not None and verify > step["point"]:
+        saved = (verify - step["point"]) / cycle
+        why = f"verify takes {verify:.2f} ms, a baseline step {step['point']:.2f} ms"
+        found.append(Lever("verify as cheap as a baseline step", _amdahl(saved), True, why))
+    waiting = document["coverage"]["of_which_wait_percent"] / 100
+    host = shares.get("schedule", 0.0) + document["coverage"]["glue_percent"] / 100
+    for what, share, why in (
+        ("no waiting", waiting, "named waits"),
+        ("scheduler and Python between points hidden", host, "schedule and glue"),
+        ("drafting for nothing", shares.get("draft", 0.0) + shares.get("extend", 0.0), "draft and extend"),
+        ("cache work for nothing", shares.get("kv", 0.0), "kv"),
+    ):
+        found.append(Lever(what, _amdahl(share), True, f"{why}: {100 * share:.1f} % of the cycle"))
+    return found
+
+
+def _amdahl(share: float) -> float:
+    return share / (1 - share) if share < 1 else 0.0
+
+
+def _fewer_steps(document: Mapping[str, Any]) -> list[Lever]:
+    positions, steps = document["acceptance"]["positions"], document["draft_steps"]
+    kept = [p["cumulative"] for p in positions]
+    if len(kept) < 2 or any(share is None for share in kept) or document["acceptance"]["length_tokens"] is None:
+        return []
+    cycle = document["cycle"]["mean_ms"]["point"]
+    cost = {row["step"]: row["ms"] * row["cycles"] / document["cycle"]["count"] for row in steps}
+    now = (1 + sum(kept)) / cycle
+    found = []
+    for count in range(1, len(kept)):
+        shorter = cycle - sum(ms for step, ms in cost.items() if step > count)
+        gain = (1 + sum(kept[:count])) / shorter / now - 1
+        why = f"yields {1 + sum(kept[:count]):.2f} tokens in {shorter:.2f} ms; `specmeter sweep` measures it"
+        found.append(Lever(f"{count} draft step{'s' if count > 1 else ''} instead of {len(kept)}", gain, False, why))
+    return [max(found, key=lambda lever: lever.gain)]

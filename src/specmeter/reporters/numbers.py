@@ -1,0 +1,56 @@
+"""Numbers as the reports print them: one way for text and page, so that both say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MISSING = "-"
+
+
+def bounds(interval: Mapping[str, Any] | None, floor: float = 0.0) -> tuple[float, float] | None:
+    """The ends of an interval, the lower one cut at ``floor``; None where there are none.
+
+    Times, rates and ratios cannot be negative, and a cycle yields one token at least, yet a symmetric interval over few
+    noisy units may reach below. What is impossible is cut off; the interval's coverage stays the same.
+    """
+    if interval is None or interval["low"] is None or interval["high"] is None:
+        return None
+    return max(float(interval["low"]), floor), max(float(interval["high"]), floor)
+
+
+def plus_minus(interval: Mapping[str, Any], digits: int = 3, floor: float = 0.0) -> str:
+    """`` [low, high]``, or a note that there is no interval; see ``bounds`` for ``floor``."""
+    ends = bounds(interval, floor)
+    if ends is None:
+        return " (no interval: too few units)"
+    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+
+
+def span(interval: Mapping[str, Any] | None, digits: int = 3, floor: float = 0.0) -> str:
+    """``low-high``, or ``-``."""
+    ends = bounds(interval, floor)
+    return MISSING if ends is None else f"{ends[0]:.{digits}f}-{ends[1]:.{digits}f}"
+
+
+def point(interval: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """The estimate of an interval, or ``-``."""
+    return MISSING if interval is None or interval["point"] is None else f"{interval['point']:.{digits}f}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A plain number, or ``-``."""
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share (0 to 1) in percent, or ``-``."""
+    return MISSING if share is None else f"{100 * share:.{digits}f} %"
+
+
+def units(count: int, unit: str) -> str:
+    """``1 request``, ``12 requests``, ``12 pairs of one block and prompt``."""
+    if count == 1:
+        return f"1 {unit}"
+    head, of, rest = unit.partition(" of ")
+    return f"{count} {head}s{of}{rest}"

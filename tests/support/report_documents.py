@@ -1,0 +1,110 @@
+"""Documents and traces with known numbers, for the tests of the reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specmeter.analysis.profile import analyse
+from specmeter.analysis.sweep import Arm, analyse_sweep
+from specmeter.runtime import layout
+from specmeter.trace import Request, Trace, load_rings
+from specmeter.trace.rundir import RunWriter
+from specmeter.trace.synthetic import make_plan, make_records, write_ring
+
+MS = 1_000_000
+PLAN = make_plan(
+    [
+        ("cycle", "cycle", "none"),
+        ("verify.forward", "leaf", "none"),
+        ("draft.forward", "leaf", "loop"),
+        ("accept.sample", "leaf", "none"),
+        ("wait.sync", "wait", "none"),
+    ],
+    ["cycle.drafted", "cycle.accepted", "cycle.steps"],
+)
+SPAN, VALUE = layout.KIND_HOST_SPAN, layout.KIND_VALUE
+
+
+def one_cycle(start: int, length: int, drafted: int, accepted: int) -> list[tuple[int, ...]]:
+    """60 % verify, 10 % a draft step after the first, 10 % accept, 5 % waiting, 10 % and more glue."""
+    rows: list[tuple[int, ...]] = [(start, start + length * 60 // 100, 0, 2, SPAN, 0, 0)]
+    at = start + length * 60 // 100
+    for _ in range(drafted - 1):
+        rows.append((at, at + length // 10, 0, 3, SPAN, 0, 0))
+        at += length // 10
+    rows.append((at, at + length // 10, 0, 4, SPAN, 0, 0))
+    at += length // 10
+    rows.append((at, at + length // 20, 0, 5, SPAN, 0, 0))
+    end = start + length * 95 // 100
+    rows.append((start, end, 0, 1, SPAN, 0, 0))
+    return rows + [(v, end, 0, 6 + i, VALUE, 0, 0) for i, v in enumerate((drafted, accepted, drafted))]
+
+
+def record(
+    folder: Path, cycles: int = 30, ranks: tuple[int, ...] = (-1,), name: str = "", prompts: int = 4
+) -> tuple[Trace, list[Request]]:
+    """Each prompt once plain (10 ms a step) and once with 2 drafts (16 ms a cycle; 1 accepted on average)."""
+    rows: list[tuple[int, ...]] = []
+    requests: list[Request] = []
+    at = 1000 * MS
+    for prompt in range(prompts):
+        for setting, length, drafted in (("baseline", 10 * MS, 0), ("k2", 16 * MS, 2)):
+            send, tokens = at, 0
+            at += MS
+            first = at
+            for i in range(cycles):
+                accepted = (i + prompt) % 3 if drafted else 0
+                tokens += accepted + 1
+                rows += one_cycle(at, length, drafted, accepted)
+                at += length
+            kind = ("chat", "code")[prompt % 2]
+            requests.append(
+                Request(
+                    f"r{len(requests)}",
+                    f"{name}{kind}-{prompt}",
+                    setting,
+                    prompt,
+                    send,
+                    first,
+                    at - 1,
+                    20 * (prompt + 1),
+                    tokens + 1,
+                )
+            )
+            at += 50 * MS
+    folder.mkdir(exist_ok=True)
+    rings = [
+        write_ring(folder / f"{7 + i}-1.ring", make_records(rows), pid=7 + i, rank=rank)  # type: ignore[arg-type]
+        for i, rank in enumerate(ranks)
+    ]
+    return load_rings(rings, PLAN, requests), requests
+
+
+def profile(folder: Path, **how: Any) -> dict[str, Any]:
+    """A profile document of ``record``."""
+    trace, requests = record(folder, **how)
+    return analyse(trace, requests)
+
+
+def sweep(folder: Path) -> dict[str, Any]:
+    """A sweep document: baseline and k2 with a trace."""
+    trace, requests = record(folder)
+    arms = [
+        Arm("baseline", {"steps": 0}, requests[0::2], trace),
+        Arm("k2", {"steps": 2, "topk": 1}, requests[1::2], trace),
+    ]
+    return analyse_sweep(arms)
+
+
+def save(
+    folder: Path, trace: Trace, requests: list[Request], document: dict[str, Any], command: tuple[str, ...] = ("x",)
+) -> RunWriter:
+    """A finished run directory."""
+    writer = RunWriter.create(folder, command)
+    writer.write_plan(PLAN)
+    writer.write_trace(trace)
+    writer.write_requests(requests)
+    writer.write_analysis(document)
+    writer.finish()
+    return writer

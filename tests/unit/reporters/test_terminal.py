@@ -1,0 +1,155 @@
+"""The text reports: verdict first, as wide as asked, plain unless on a terminal, names inert."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmeter.analysis.profile import analyse
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.language import LETTERS
+from specmeter.reporters.levers import levers
+from specmeter.reporters.numbers import bounds, plus_minus, units
+from specmeter.reporters.terminal import print_analysis, render_analysis
+from tests.support.report_documents import profile, record, save, sweep
+
+EVIL = "evil\x1b[31m\x1b]0;title\x07[red]x[/red]\u202e\u2028\nSecond line"
+CHECK: dict[str, Any] = {
+    "kind": "check", "target": "/m/target", "draft": "/m/draft", "target_layers": 61,
+    "head": {"kind": "eagle3", "states": 3, "hidden_size": 64},
+    "trained": {"states": [3, 31, 59], "certain": True, "reason": "its config says so"},
+    "feeds": [{"engine": "sglang", "engine_version": "0.5", "used_by_default": True, "states": [0, 31, 59],
+               "refusal": None, "key_read": "eagle_config", "ids": [0, 31, 59]}],
+    "findings": [{"id": "fed-embedding", "severity": "error", "what": "The head is fed the embedding output.",
+                  "cause": "an id of 0", "cure": "write 3", "where": "config.json", "engine": "sglang"}],
+    "errors": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int) -> None:
+    for document, first in (
+        (profile(tmp_path), "Speculation wins"),
+        (sweep(tmp_path), "k2 is best"),
+        (CHECK, "Wiring is wrong: The head is fed"),
+    ):
+        text = render_analysis(document, width)
+        assert text.startswith(first)
+        assert max(len(line) for line in text.splitlines()) <= width
+        assert "\x1b" not in text and "…" not in text
+
+
+def test_bars_share_one_scale(tmp_path: Path) -> None:
+    document = profile(tmp_path)
+    lines = {line[:10].strip(): line for line in render_analysis(document, 125).splitlines() if "|" in line}
+    # 16 ms of cycle, 10 ms of plain step, 20 ms for the two tokens of a cycle: 100 cells are 20 ms.
+    cells = {name: re.findall(r"\|(.*)\|", line)[0] for name, line in lines.items()}
+    assert len(cells["pays below"]) == pytest.approx(100, abs=1)
+    assert len(cells["plain step"]) == pytest.approx(50, abs=1) and len(cells["cycle"]) == pytest.approx(80, abs=1)
+    assert cells["cycle"].count(LETTERS["verify"]) == pytest.approx(48, abs=1)
+
+
+def test_levers_are_amdahl_bounds_and_fewer_steps(tmp_path: Path) -> None:
+    document = profile(tmp_path)
+    found = {lever.what: lever for lever in levers(document)}
+    assert found["no waiting"].gain == pytest.approx(0.05 / 0.95) and found["no waiting"].bound
+    # One step of two: 1 + 2/3 tokens in 14.4 ms against 2 tokens in 16 ms is a loss, so it is no lever.
+    assert not any("instead of" in what for what in found)
+    for place, share in enumerate((0.6, 0.0)):
+        document["acceptance"]["positions"][place]["cumulative"] = share
+    shorter = next(lever for lever in levers(document) if "1 draft step instead of 2" in lever.what)
+    assert shorter.gain == pytest.approx(16 / 14.4 - 1) and not shorter.bound
+    assert "about +11 %" in render_analysis(document)
+
+
+def test_impossible_interval_ends_are_cut(tmp_path: Path) -> None:
+    document = profile(tmp_path)
+    document["cycle"]["mean_ms"].update(low=-3.0, high=35.0)
+    document["acceptance"]["length_tokens"].update(low=0.2)
+    document["baseline"]["step_ms"].update(low=-1.5)
+    text = render_analysis(document)
+    assert "[0.000, 35.000]" in text and "tokens a cycle [1.000, " in text and "[-" not in text
+    assert bounds({"low": None, "high": 2.0}) is None and plus_minus({"low": -1.0, "high": 2.0}, 1) == " [0.0, 2.0]"
+    assert units(1, "request") == "1 request" and units(3, "pair of one block") == "3 pairs of one block"
+
+
+def test_outside_text_is_inert_everywhere(tmp_path: Path) -> None:
+    document = profile(tmp_path)
+    for row in (*document["phases"][:0], *document["points"], *document["draft_steps"]):
+        if "parts_ms" in row:
+            row["parts_ms"] = {EVIL: 1.0}
+        else:
+            row["name"] = EVIL
+    document["engine"] = {"name": EVIL, "version": EVIL}
+    document["refused"] = [{"name": EVIL, "reason": EVIL}]
+    document["baseline"]["source"] = document["verdict"]["basis"] = document["verdict"]["sentence"] = EVIL
+    document["beside"] = [{"name": EVIL, "ms": 1.0}]
+    swept = sweep(tmp_path)
+    for row in swept["arms"]:
+        row["setting"] = row["reason"] = EVIL
+    check = {**CHECK, "target": EVIL, "draft": EVIL, "findings": [{**CHECK["findings"][0], "what": EVIL, "id": EVIL}]}
+    for shown in (document, swept, check):
+        text = render_analysis(shown, 120)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\u2028]", text)
+        assert "[red]x[/red]" in text.replace("\n", "") and "\nSecond line" not in text
+
+
+def test_a_kind_without_a_view_is_an_error() -> None:
+    with pytest.raises(SpecmeterError, match=r"kind x\?"):
+        render_analysis({"kind": "x\x1b"})
+
+
+def test_width_and_encoding_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = profile(tmp_path)
+    document["engine"]["name"] = "modèle"
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_analysis(document, out)
+    out.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "mod?le" in text and "\x1b" not in text
+    assert 44 <= max(len(line) for line in text.splitlines()) <= 50
+
+
+def run_on_terminal(folder: Path, **variables: str) -> str:
+    """What `specmeter report` writes when its output is a terminal."""
+    leader, follower = pty.openpty()
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    env |= {"TERM": "xterm-256color", "COLUMNS": "90", **variables}
+    command = [sys.executable, "-m", "specmeter", "report", str(folder)]
+    with subprocess.Popen(command, stdout=follower, stdin=subprocess.DEVNULL, env=env) as child:
+        os.close(follower)
+        parts = []
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(leader)
+    assert child.returncode == 0
+    return b"".join(parts).decode()
+
+
+def test_colour_on_a_terminal_only_and_not_under_no_color(tmp_path: Path) -> None:
+    trace, requests = record(tmp_path / "rings")
+    save(tmp_path / "run", trace, requests, analyse(trace, requests))
+    assert "\x1b[" in run_on_terminal(tmp_path / "run")
+    assert "\x1b" not in run_on_terminal(tmp_path / "run", NO_COLOR="1")
+    assert "\x1b" not in run_on_terminal(tmp_path / "run", TERM="dumb")
+    piped = subprocess.run(
+        [sys.executable, "-m", "specmeter", "report", str(tmp_path / "run")], capture_output=True, text=True, check=True
+    ).stdout
+    assert "\x1b" not in piped and piped.startswith("Speculation wins")
