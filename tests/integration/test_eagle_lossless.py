@@ -18,8 +18,7 @@ from tests.support.table_models import SHAPES, exact, favour_drafts, p_values, p
 from tests.support.tiny_eagle import VOCAB, write_head, write_target
 
 DRAWS = 20_000
-# A cycle of a whole engine takes about 2 ms here, so these are fewer.
-CYCLE_DRAWS = 4_000
+CYCLE_DRAWS = 20_000
 SAMPLINGS = [Sampling(temperature=1.0, seed=11), Sampling(temperature=0.7, top_p=0.8, seed=12)]
 
 

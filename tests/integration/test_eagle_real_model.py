@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -46,10 +45,9 @@ def decode(engine: Engine, prompt: list[int], spec: SpecSettings | None) -> tupl
 
 
 def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> None:
-    # 16 s a prompt on two cores: every twentieth in CI, all fifty with SPECMETER_FULL=1 (about 13 minutes).
     engine = Engine.load(ensure_model(), HEAD, dtype="float32")
     gained = dict.fromkeys(SETTINGS, (0, 0))
-    for prompt in prompts if os.environ.get("SPECMETER_FULL") else prompts[::20]:
+    for prompt in prompts:
         plain, _, _ = decode(engine, prompt, None)
         assert len(plain) == TOKENS
         for name, settings in SETTINGS.items():
@@ -57,24 +55,38 @@ def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> No
             assert tokens == plain, f"{name}: token {next(i for i in range(TOKENS) if tokens[i] != plain[i])} differs"
             gained[name] = (gained[name][0] + accepted, gained[name][1] + cycles)
     chain, tree = (1 + accepted / cycles for accepted, cycles in gained.values())
-    assert chain > 1.8 and tree > chain
+    assert chain > 2.0 and tree > chain
 
 
-@pytest.mark.skipif(not os.environ.get("SPECMETER_FULL"), reason="minutes long: set SPECMETER_FULL=1")
-def test_bfloat16_differs_from_plain_decoding_only_at_near_ties(prompts: list[list[int]]) -> None:
-    engine = Engine.load(ensure_model(), HEAD, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_difference_in_low_precision_is_a_near_tie(prompts: list[list[int]], dtype: str) -> None:
+    engine = Engine.load(ensure_model(), HEAD, dtype=dtype)
+    compared = 0
     for prompt in prompts[::10]:
         plain, _, _ = decode(engine, prompt, None)
         for settings in SETTINGS.values():
             tokens, _, _ = decode(engine, prompt, settings)
+            compared += 1
             place = next((i for i in range(TOKENS) if tokens[i] != plain[i]), None)
             if place is None:
                 continue
-            with torch.inference_mode():
-                engine.worker.target_cache.length = 0
-                seen = torch.tensor(prompt + plain[:place])
-                hidden, _ = engine.worker._prefill_target(seen, capture=False)
-                logits = engine.target.logits(hidden)[0].float()
-            best = float(logits.max())
-            # bfloat16 has 8 bits: logits around 20 are 0.125 apart, and rounding on the way adds a few such steps.
-            assert best - min(float(logits[plain[place]]), float(logits[tokens[place]])) <= 0.5
+            alone, together = logits_two_ways(engine, prompt + plain[:place])
+            # Both tokens are within the rounding that the shape of a forward alone makes here, of the best one.
+            noise = 2 * float((alone - together).abs().max())
+            gap = float(alone.max()) - min(float(alone[plain[place]]), float(alone[tokens[place]]))
+            print(f"{dtype}: token {place}: gap {gap:.4f}, noise {noise:.4f}")
+            assert gap <= noise
+    assert compared == 2 * len(prompts[::10])
+
+
+def logits_two_ways(engine: Engine, seen: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token's logits [vocab] in float32 after ``seen``: its last token run alone, and all run at once."""
+    worker = engine.worker
+    with torch.inference_mode():
+        worker.target_cache.length = 0
+        hidden, _ = worker._prefill_target(torch.tensor(seen), capture=False)
+        together = engine.target.logits(hidden)[0].float()
+        worker.target_cache.length = 0
+        worker._prefill_target(torch.tensor(seen[:-1]), capture=False)
+        hidden, _ = worker._target_forward(worker._causal_batch(torch.tensor(seen[-1:]), worker.target_cache), False)
+        return engine.target.logits(hidden)[0].float(), together
