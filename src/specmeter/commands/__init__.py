@@ -36,6 +36,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("demo", "demo", "All of it on a small model of its own, in three minutes: profile, sweep, verdict."),
     Entry("profile", "profile", "Where a cycle's time goes, accept length, break-even: does speculation pay?"),
     Entry("sweep", "sweep", "Which step count or tree is fastest, each against the baseline with an interval."),
+    Entry("compare", "compare", "Two or more settings across server starts: interval, verdict, what would decide it."),
     Entry("bench", "bench", "Load against a server, timed from outside: latency, tok/s, percentiles."),
     Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
     Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
@@ -49,5 +50,6 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("arm", "arm", "Put the probes in, in a running server."),
     Entry("disarm", "disarm", "Take the probes out: the original code objects are back."),
     Entry("status", "status", "Links and their processes: what is armed, hit, refused."),
+    Entry("patch", "patch", "On disk, for servers that nothing else reaches: a few lines, a backup, a way back."),
     Entry("report", "report", "Print the report of a saved run again."),
 )

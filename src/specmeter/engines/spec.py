@@ -62,6 +62,21 @@ def read_server_file(reference: str) -> ServerSpec:
     path, name = Path(reference), ""
     if not path.exists() and ":" in reference:
         path, name = Path(reference.rpartition(":")[0]), reference.rpartition(":")[2]
+    servers = _servers(path)
+    if not name and len(servers) > 1:
+        raise SpecmeterError(f"{path} holds several servers.", next_step=f"Give {path}:NAME; {_listed(servers)}.")
+    chosen = name or next(iter(servers))
+    if not isinstance(servers.get(chosen), dict):
+        raise SpecmeterError(f"{path} has no [server.{chosen}].", next_step=f"It has {_listed(servers)}.")
+    return _from_table(servers[chosen], f"[server.{chosen}] of {path}")
+
+
+def server_names(path: Path) -> tuple[str, ...]:
+    """The names of a file's ``[server.NAME]`` tables, in their order."""
+    return tuple(_servers(path))
+
+
+def _servers(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,12 +86,7 @@ def read_server_file(reference: str) -> ServerSpec:
     servers = document.get("server")
     if not isinstance(servers, dict) or not servers:
         raise SpecmeterError(f"{path} has no [server.NAME] table.")
-    if not name and len(servers) > 1:
-        raise SpecmeterError(f"{path} holds several servers.", next_step=f"Give {path}:NAME; {_listed(servers)}.")
-    chosen = name or next(iter(servers))
-    if not isinstance(servers.get(chosen), dict):
-        raise SpecmeterError(f"{path} has no [server.{chosen}].", next_step=f"It has {_listed(servers)}.")
-    return _from_table(servers[chosen], f"[server.{chosen}] of {path}")
+    return servers
 
 
 def _listed(servers: dict[str, Any]) -> str:

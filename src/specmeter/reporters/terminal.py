@@ -24,6 +24,8 @@ VIEWS: dict[str, str] = {
     "profile": "specmeter.reporters.profile_view:profile_parts",
     "sweep": "specmeter.reporters.sweep_view:sweep_parts",
     "check": "specmeter.reporters.check_view:check_parts",
+    "compare": "specmeter.reporters.compare_view:compare_parts",
+    "tune": "specmeter.reporters.tune_view:tune_parts",
 }
 DEFAULT_WIDTH, LEAST_WIDTH = 100, 40
 

@@ -1,0 +1,218 @@
+"""What ``specmeter compare`` does: starts of every arm in a drawn order, blocks in each, and the output's equality."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specmeter.analysis.compare import DROPPED_BLOCKS, ArmFacts, analyse_compare
+from specmeter.bench.arms import CompareArm
+from specmeter.bench.client import Call, Outcome
+from specmeter.bench.load import Load, as_request, raise_failure
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import Prompt
+from specmeter.bench.resolved import differences, resolved_arguments
+from specmeter.bench.schedule import Sending, call, warm_up
+from specmeter.bench.session import Probing, Session, session
+from specmeter.engines import Engine, Setting, engine_named
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.terminal import render_analysis
+from specmeter.trace import Request
+from specmeter.trace.rundir import RunWriter
+
+
+@dataclass(frozen=True)
+class ComparePlan:
+    """The arms (the first is the reference) and how much of each to run.
+
+    ``starts`` server starts an arm, or in all where ``together`` runs every arm in each of them; ``blocks`` passes over
+    the prompts in a start, the first of which is dropped.
+    """
+
+    arms: tuple[CompareArm, ...]
+    prompts: tuple[Prompt, ...]
+    blocks: int
+    sending: Sending
+    starts: int = 3
+    threshold: float = 0.01
+    together: bool = False
+    concurrency: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, low in (("starts", self.starts, 1), ("blocks", self.blocks, DROPPED_BLOCKS + 1)):
+            if value < low:
+                raise SpecmeterError(f"--{name} is {value}.", f"It must be at least {low}; the first block is dropped.")
+        if not 0 <= self.threshold < 1:
+            raise SpecmeterError(f"--threshold is {self.threshold}.", "It must be at least 0 and below 1.")
+        if self.together:
+            _check_together(self.arms)
+
+    def order(self) -> list[tuple[CompareArm, ...]]:
+        """The starts of the session: rounds that hold every arm once, in an order drawn by the seed."""
+        if self.together:
+            return [self.arms] * self.starts
+        rng = random.Random(self.sending.seed)
+        runs = [1 if arm.spec.url is not None else self.starts for arm in self.arms]
+        rounds = [[arm for arm, most in zip(self.arms, runs, strict=True) if n < most] for n in range(self.starts)]
+        return [(arm,) for one in rounds for arm in rng.sample(one, len(one))]
+
+
+def _check_together(arms: Sequence[CompareArm]) -> None:
+    first = arms[0].spec
+    engine = engine_named(first.engine) if first.engine is not None else None
+    if engine is None or not engine.can("per_request"):
+        raise SpecmeterError("--together needs an engine that takes its settings with each request.")
+    for arm in arms:
+        stripped = engine.with_setting(arm.spec.command, Setting.of(0))
+        if stripped != engine.with_setting(first.command, Setting.of(0)) or arm.spec.env != first.env:
+            raise SpecmeterError(
+                f"--together: {arm.name} and {arms[0].name} differ in more than the speculative setting.",
+                next_step="Leave --together out: each arm then has starts of its own.",
+            )
+        if arm.setting is None:
+            raise SpecmeterError(f"--together: the setting of {arm.name} is not known.", next_step="Give it as k=N.")
+
+
+@dataclass
+class Gathered:
+    """What the starts gave so far."""
+
+    requests: list[Request] = field(default_factory=list)
+    outcomes: list[tuple[str, Outcome]] = field(default_factory=list)
+    resolved: dict[str, dict[str, str]] = field(default_factory=dict)
+    accept_lengths: dict[str, list[float]] = field(default_factory=dict)
+
+
+def compare(
+    plan: ComparePlan,
+    how: Probing,
+    writer: RunWriter,
+    progress: Progress,
+    on_start: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Runs all starts, fills the run directory, returns the analysis. A failed start raises SpecmeterError (exit 4).
+
+    The requests of every finished start are saved at once, so that an interrupted comparison loses only its last;
+    ``on_start`` hears how many of how many starts are done.
+    """
+    gathered, order = Gathered(), plan.order()
+    try:
+        for number, arms in enumerate(order):
+            progress.say(f"start {number + 1} of {len(order)}: {', '.join(arm.name for arm in arms)}")
+            _one_start(plan, how, writer, progress, number, arms, gathered)
+            writer.write_requests(gathered.requests)
+            on_start(number + 1, len(order))
+    except BaseException:
+        if gathered.requests:
+            writer.write_analysis(_document(plan, order, gathered))
+        raise
+    document = _document(plan, order, gathered)
+    writer.write_analysis(document)
+    writer.write_report(render_analysis(document))
+    return document
+
+
+def _document(plan: ComparePlan, order: Sequence[Sequence[CompareArm]], gathered: Gathered) -> dict[str, Any]:
+    document = analyse_compare([_facts(arm, gathered) for arm in plan.arms], gathered.requests, plan.threshold)
+    document["design"] = {
+        "starts": plan.starts,
+        "blocks": plan.blocks,
+        "prompts": len(plan.prompts),
+        "together": plan.together,
+        "concurrency": plan.concurrency,
+        "seed": plan.sending.seed,
+        "order": [[arm.name for arm in arms] for arms in order],
+    }
+    document["differences"] = differences(gathered.resolved)
+    document["output"] = output_equality(gathered.outcomes, plan.arms[0].name, plan.sending.temperature)
+    return document
+
+
+def _facts(arm: CompareArm, gathered: Gathered) -> ArmFacts:
+    lengths = gathered.accept_lengths.get(arm.name, [])
+    mean = sum(lengths) / len(lengths) if lengths else None
+    return ArmFacts(arm.name, {**arm.facts(), "accept_length_tokens": mean})
+
+
+def _one_start(
+    plan: ComparePlan,
+    how: Probing,
+    writer: RunWriter,
+    progress: Progress,
+    number: int,
+    arms: Sequence[CompareArm],
+    gathered: Gathered,
+) -> None:
+    together = plan.together
+    spec = arms[0].spec
+    with session(spec, None, writer, how, progress, f"start-{number}") as running:
+        settings = [arm.setting if together else None for arm in arms]
+        warm = running.drive("warm-up", warm_up(plan.prompts[0], settings, running.engine, plan.sending))
+        raise_failure(warm.outcomes, "The warm-up failed.")
+        variables = sorted({name for arm in plan.arms for name in arm.spec.env})
+        for arm in arms:
+            gathered.resolved.setdefault(arm.name, resolved_arguments(running.server, arm.spec.command, variables))
+        before = running.server.metrics()
+        outcomes = _blocks(plan, running, number, arms)
+        length = running.server.metrics().since(before).mean_accept_length
+        if length is not None and not together:
+            gathered.accept_lengths.setdefault(arms[0].name, []).append(length)
+    for name, outcome in outcomes:
+        gathered.outcomes.append((name, outcome))
+        gathered.requests.append(replace(as_request(outcome, number), setting=name))
+
+
+def _blocks(plan: ComparePlan, running: Session, number: int, arms: Sequence[CompareArm]) -> list[tuple[str, Outcome]]:
+    found: list[tuple[str, Outcome]] = []
+    for block in range(plan.blocks):
+        rng = random.Random(f"{plan.sending.seed}-{block}")
+        prompts = rng.sample(list(plan.prompts), len(plan.prompts))
+        # The prompts go in the same order in every start; the arms of one start in another for each prompt.
+        calls = [
+            (arm.name, _call(plan, arm, prompt, running.engine, block, number))
+            for prompt in prompts
+            for arm in random.Random(f"{plan.sending.seed}-{number}-{block}-{prompt.prompt_id}").sample(
+                list(arms), len(arms)
+            )
+        ]
+        title = f"block {block + 1} of {plan.blocks}"
+        result = running.drive(title, [one for _, one in calls], Load(plan.concurrency, seed=plan.sending.seed))
+        raise_failure(result.outcomes)
+        names = {one.request_id: name for name, one in calls}
+        found += [(names[outcome.call.request_id], outcome) for outcome in result.outcomes]
+    return found
+
+
+def _call(plan: ComparePlan, arm: CompareArm, prompt: Prompt, engine: Engine | None, block: int, number: int) -> Call:
+    setting = arm.setting if plan.together else None
+    made = call(prompt, setting, engine, plan.sending, block, f"s{number}-{arm.name}")
+    # One sampling seed for all blocks: every block is the same work, so that blocks differ by chance alone.
+    return replace(made, seed=plan.sending.seed)
+
+
+def output_equality(outcomes: Sequence[tuple[str, Outcome]], reference: str, temperature: float) -> dict[str, Any]:
+    """Whether greedy answers equal the reference's: per arm how many prompts, and the first place that differs.
+
+    Plain and speculative decoding run matrix products of other shapes, so in bfloat16 a near-tie may fall the other
+    way; ``steady`` counts prompts whose own repeats all agree, which says how much of a difference that explains.
+    """
+    if temperature > 0:
+        return {"checked": False, "reason": "answers are sampled, so they may differ"}
+    texts: dict[str, dict[str, list[str]]] = {}
+    for name, outcome in outcomes:
+        texts.setdefault(name, {}).setdefault(outcome.call.prompt.prompt_id, []).append(outcome.text)
+    ours = texts.get(reference, {})
+    rows = []
+    for name, by_prompt in texts.items():
+        pairs = [(prompt, found[0], ours[prompt][0]) for prompt, found in by_prompt.items() if prompt in ours]
+        unequal = [{"prompt": p, "first_difference_chars": _first(a, b)} for p, a, b in pairs if a != b]
+        steady = sum(1 for found in by_prompt.values() if len(set(found)) == 1)
+        row = {"arm": name, "compared": len(pairs), "equal": len(pairs) - len(unequal), "steady": steady}
+        rows.append({**row, "unequal": unequal[:10]})
+    return {"checked": True, "reason": "", "arms": rows}
+
+
+def _first(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
