@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from specmeter import __version__
+from specmeter.control.link import Link, find_link
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.check import Result, check_pair, open_pair
+from specmeter.wiring.embedded_source import NAME as EMBEDDED
 from specmeter.wiring.feed import Feed, key_text
 from specmeter.wiring.findings import Severity, in_order
 from specmeter.wiring.flag_checks import Settings
@@ -22,7 +24,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``check``."""
     parser.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder of the target model")
     parser.add_argument("--draft", type=Path, required=True, metavar="DIR", help="folder of the draft head")
-    parser.add_argument("--engine", metavar="NAME[==V]", help="sglang or vllm; without it both, newest releases known")
+    parser.add_argument(
+        "--engine",
+        metavar="NAME[==V]",
+        help="sglang, vllm or specmeter; without it the first two, newest releases known",
+    )
     parser.add_argument("--python", metavar="EXE", help="the Python of the server, whose engine source is read")
     parser.add_argument("--path", type=Path, metavar="DIR", help="a folder with the engine's source")
     parser.add_argument("--trained", type=_layers, metavar="K,K,K", help="states that the head was trained on (H[k])")
@@ -36,14 +42,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probe", action="store_true", help="run the pair: accept length under this wiring and others")
     parser.add_argument("--scan", action="store_true", help="run the pair: find the layers the head was trained on")
     parser.add_argument("--threads", type=int, help="compute threads of --probe and --scan")
+    parser.add_argument("--live", action="store_true", help="compare with the running server of the only link there is")
+    parser.add_argument("--link", metavar="ID", help="compare with the running server of this link (implies --live)")
+    parser.add_argument(
+        "--url", metavar="URL", help="with --live: send the server one request instead of waiting for one"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="S", help="with --live: seconds to wait for a request"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, report, and return 1 when there is a finding of severity error."""
-    engines = _engines(args)
+    link = _link(args)
+    engines = _engines(args) if link is None else [_engine_of(link, args)]
     settings = Settings(args.algorithm, args.steps, args.topk, args.draft_tokens, args.draft_tp, args.tp)
     result = check_pair(open_pair(args.target, args.draft), engines, settings, args.serve_context, args.trained)
+    if link is not None:
+        result = _with_live(result, link, engines[0], settings, args)
     if args.probe or args.scan:
         # Only here is torch needed: the static check runs on a bare install.
         from specmeter.wiring.numeric_run import measure
@@ -56,6 +73,42 @@ def run(args: argparse.Namespace) -> int:
         write_check(result)
     failed = any(finding.severity is Severity.ERROR for finding in result.findings)
     return int(Exit.FINDING if failed else Exit.DONE)
+
+
+def _link(args: argparse.Namespace) -> Link | None:
+    """The link that is asked for, if any."""
+    if not args.live and args.link is None:
+        if args.url is not None:
+            raise SpecmeterError("--url needs --live or --link", "It is where the running server is asked.")
+        return None
+    if args.wait <= 0:
+        raise SpecmeterError(f"--wait {args.wait:g} is no time to wait")
+    return find_link(args.link)
+
+
+def _engine_of(link: Link, args: argparse.Namespace) -> Engine:
+    """The engine whose source the static answer comes from: the one asked for, else the one that the link runs."""
+    plan = link.plan()
+    name = str(plan["engine"])
+    if args.engine is not None and parse_engine(args.engine)[0] != name:
+        raise SpecmeterError(f"link {link.id} runs {name}, not {args.engine}", next_step="Leave --engine out.")
+    if args.path is not None:
+        return in_folder(args.path, name, str(plan["engine_version"]))
+    if name == EMBEDDED:
+        return Engine(name, str(plan["engine_version"]), None)
+    return in_environment(args.python or str(plan["python"]["executable"]), name)
+
+
+def _with_live(result: Result, link: Link, engine: Engine, settings: Settings, args: argparse.Namespace) -> Result:
+    """The result with what the server's processes hold, and what that means."""
+    # Reading rings needs numpy and an HTTP client; the static check starts without them.
+    from specmeter.wiring.live import watch
+    from specmeter.wiring.live_checks import compare
+
+    if args.url is None:
+        _say(f"waiting up to {args.wait:g} s for a request to the server of link {link.id}")
+    live = compare(link.id, engine, result, watch(link, args.url, args.wait), settings)
+    return replace(result, findings=tuple(in_order([*result.findings, *live.findings])), live=live)
 
 
 def _say(text: str) -> None:
@@ -75,6 +128,8 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
             raise SpecmeterError("--python and --path need --engine", next_step="Add --engine sglang or --engine vllm.")
         return []
     name, version = parse_engine(args.engine)
+    if name == EMBEDDED:
+        return [Engine(name, version or __version__, None)]
     if args.path is not None:
         return [in_folder(args.path, name, version)]
     if args.python is not None:
@@ -101,6 +156,7 @@ def as_document(result: Result) -> dict[str, object]:
             },
             "feeds": [_feed(feed) for feed in result.feeds],
             "findings": [finding.as_json() for finding in result.findings],
+            "live": None if result.live is None else result.live.as_json(),
             "numbers": None if result.numbers is None else result.numbers.as_json(),
             "errors": sum(finding.severity is Severity.ERROR for finding in result.findings),
         },

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from specmeter.errors import SpecmeterError
-from specmeter.wiring import sglang_source, vllm_source
+from specmeter.wiring import embedded_source, sglang_source, vllm_source
 from specmeter.wiring.checkpoint import Checkpoint, open_checkpoint
 from specmeter.wiring.feed import Feed
 from specmeter.wiring.findings import Finding, in_order, note, warning
@@ -28,8 +28,8 @@ from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
 MOST_LAYERS = 10_000
 
 
-class Numbers(Protocol):
-    """What --probe and --scan measured; it is made by code that needs torch, so only its shape is known here."""
+class Part(Protocol):
+    """What --probe and --scan measured, or what a running server held; made by code that imports more than this."""
 
     def as_json(self) -> dict[str, object]:
         """The figures for the --json document."""
@@ -55,7 +55,8 @@ class Result:
     trained: Trained
     feeds: tuple[Feed, ...]
     findings: tuple[Finding, ...]
-    numbers: Numbers | None = None
+    numbers: Part | None = None
+    live: Part | None = None
 
 
 def open_pair(target: Path, draft: Path) -> Pair:
@@ -104,6 +105,8 @@ def check_pair(
 
 def derive(engine: Engine, target: Shape, config: Mapping[str, object]) -> list[Feed]:
     """What an engine feeds: from its source when there is one, else from the table by version."""
+    if engine.name == embedded_source.NAME:
+        return embedded_source.derive(engine.version, target, config)
     if engine.tree is not None:
         if engine.name == "sglang":
             return sglang_source.derive(engine.tree, engine.version, target, config)
@@ -119,6 +122,8 @@ def derive(engine: Engine, target: Shape, config: Mapping[str, object]) -> list[
 def _origin(engine: Engine, feeds: list[Feed], target: Shape, config: Mapping[str, object]) -> list[Finding]:
     """Says that the table was used, or that source and table do not agree."""
     name = f"{engine.name} {engine.version}".strip()
+    if engine.name == embedded_source.NAME:
+        return []
     if engine.tree is None:
         found = [
             note("from-table", f"{name}: answers come from the table of releases, not from its source", engine=name)

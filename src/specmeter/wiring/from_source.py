@@ -17,7 +17,7 @@ from specmeter.wiring.shape import Shape
 from specmeter.wiring.tree import Located, SourceClass, Tree
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-_HOLDERS = ("layers_to_capture", "aux_hidden_state_layers")
+HOLDERS = ("layers_to_capture", "aux_hidden_state_layers")
 # Options of a head's config that change its arithmetic: a head class that never mentions one ignores it.
 HEAD_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
 
@@ -84,7 +84,7 @@ def apply_setter(
         return None, (), f"{setter} raises {raised.kind} {raised.message} at line {raised.line}", tuple(evidence)
     except Undecided:
         return None, (), "", tuple(evidence)
-    found = find_holder(model, _HOLDERS)
+    found = find_holder(model, HOLDERS)
     if found is None:
         return None, (), "", tuple(evidence)
     captured = captured_states(found[0], found[1], layers)

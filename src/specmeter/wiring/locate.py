@@ -11,7 +11,10 @@ from pathlib import Path
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.tree import Tree
 
+# Checked when no engine is named.
 ENGINES = ("sglang", "vllm")
+_KNOWN = (*ENGINES, "specmeter")
+_ALIASES = {"embedded": "specmeter"}
 # Top-level packages are found without importing them; importing an engine takes seconds and may touch a GPU.
 _QUESTION = """
 import importlib.metadata, importlib.util, json
@@ -44,8 +47,9 @@ class Engine:
 def parse_engine(text: str) -> tuple[str, str]:
     """``sglang==0.5.16`` as ("sglang", "0.5.16"); the version is empty when not given."""
     name, _, version = text.partition("==")
-    if name not in ENGINES:
-        raise SpecmeterError(f"unknown engine {name!r}", next_step=f"Known: {', '.join(ENGINES)}.")
+    name = _ALIASES.get(name, name)
+    if name not in _KNOWN:
+        raise SpecmeterError(f"unknown engine {name!r}", next_step=f"Known: {', '.join(_KNOWN)}.")
     return name, version
 
 

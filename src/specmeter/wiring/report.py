@@ -26,8 +26,9 @@ def write_check(result: Result, out: TextIO | None = None) -> None:
     for feed in result.feeds:
         lines += _feed(feed)
     lines.append("")
-    if result.numbers is not None:
-        lines += [*result.numbers.as_lines(), ""]
+    for part in (result.live, result.numbers):
+        if part is not None:
+            lines += [*part.as_lines(), ""]
     for finding in result.findings:
         lines += _finding(finding)
     counts = [sum(f.severity is kind for f in result.findings) for kind in Severity]
@@ -41,7 +42,9 @@ def _feed(feed: Feed) -> list[str]:
     read = f"reads {key_text(feed.key)} = {list(feed.ids or ())}" if feed.key else "reads no ids: default layers"
     default = "" if feed.used else " [not the default]"
     lines = [f"{feed.name}{default}: {fed}; {read}"]
-    lines += [f"        {mark}" for mark in feed.evidence] or ["        from the table of releases"]
+    lines += [f"        {mark}" for mark in feed.evidence]
+    if feed.origin == "table":
+        lines.append("        from the table of releases")
     return lines
 
 

@@ -38,7 +38,7 @@ def derive(
     readers = _readers(tree, target.architecture, has_triton)
     if not readers:
         return []
-    located = _model_class(tree, target.architecture)
+    located = model_class(tree, target.architecture)
     feeds = []
     for reader in readers:
         if located is None:
@@ -71,7 +71,7 @@ def _states(view: SourceClass, reader: Reader, target: Shape, ids: Ids) -> _Answ
     return states, lost, refusal, (mark, *evidence)
 
 
-def _model_class(tree: Tree, architecture: str) -> Located | None:
+def model_class(tree: Tree, architecture: str) -> Located | None:
     """The class that the registry names for an architecture."""
     registry = tree.module("model_executor/models/registry.py")
     if registry is not None:

@@ -198,6 +198,8 @@ def _like(feeds: list[Feed], like: Feed, states: tuple[int, ...]) -> Feed | None
 
 
 def _keys(head: Head, target: Shape, feed: Feed) -> Iterator[Finding]:
+    if feed.key in CAPTURE:
+        return  # states, free of any engine's convention
     present = [key for key in KEYS if lookup(head.config, key) is not None]
     ignored = [key for key in present if key != feed.key]
     if feed.key is None and present:
