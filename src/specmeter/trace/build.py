@@ -97,8 +97,14 @@ def load_rings(rings: Sequence[Path], plan: Mapping[str, Any], requests: Sequenc
     ``requests`` must carry times of the same machine's perf_counter. Raises SpecmeterError when a ring is damaged or
     no cycle was recorded.
     """
-    index = index_plan(plan)
-    read = [read_ring(path) for path in rings]
+    return build_trace([read_ring(path) for path in rings], plan, requests)
+
+
+def build_trace(
+    read: Sequence[Ring], plan: Mapping[str, Any], requests: Sequence[Request] = (), index: PlanIndex | None = None
+) -> Trace:
+    """As ``load_rings``, from rings or parts of rings that were read already; ``index`` saves indexing the plan again."""
+    index = index_plan(plan) if index is None else index
     processes = [_Process(ring, lane_spans(ring, index)) for ring in read if len(ring.records)]
     masters, followers = _masters(processes, index)
     if not masters:

@@ -1,0 +1,128 @@
+"""What only the rings of a run hold: device spans, collectives, and each machine's clock against the calendar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.errors import SpecmeterError
+from specmeter.runtime import layout
+from specmeter.trace.plan import PlanIndex, index_plan
+from specmeter.trace.ring import Records, Ring, read_ring
+from specmeter.trace.rundir import Run
+from specmeter.trace.tables import Columns
+
+RawLane = tuple[str, str, NDArray[Any], NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class RingLanes:
+    """The rings of a run and how the clocks of their machines differ."""
+
+    rings: tuple[tuple[Ring, int], ...]
+    index: PlanIndex | None
+    device_in_tables: bool
+    warnings: tuple[str, ...] = field(default=())
+
+    def unix_offset(self, host: str) -> int | None:
+        """What to add to perf_counter_ns of ``host`` for the calendar's time, ns; None where it was not recorded."""
+        for ring, _rank in self.rings:
+            if ring.header.host == host and ring.header.time_ns:
+                return ring.header.time_ns - ring.header.perf_counter_ns
+        return None
+
+    def shift(self, host: str, to: str) -> int:
+        """What to add to perf_counter_ns of ``host`` to get that of the machine ``to``; 0 if not known."""
+        mine, theirs = self.unix_offset(host), self.unix_offset(to)
+        return 0 if host == to or mine is None or theirs is None else mine - theirs
+
+    def lanes(self, host: str, rank: int, begin_ns: int, end_ns: int) -> Iterator[RawLane]:
+        """Lanes of one rank between two times of its own clock: kind, title, name, t0_ns, dur_ns, args."""
+        for ring, of_rank in self.rings:
+            if self.index is None or ring.header.host != host or of_rank != rank:
+                continue
+            if not self.device_in_tables:
+                yield from self._device(ring, begin_ns, end_ns)
+            yield from self._collectives(ring, begin_ns, end_ns)
+
+    def _device(self, ring: Ring, begin_ns: int, end_ns: int) -> Iterator[RawLane]:
+        records = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
+        offset = device_offset_ns(ring.records)
+        if not len(records) or offset is None:
+            return
+        t0, dur = records["t0"] + offset, records["t1"] - records["t0"]
+        keep = (t0 >= begin_ns) & (t0 + dur <= end_ns) & (dur >= 0)
+        yield (
+            "device", f"device: process {ring.header.pid} (clock fitted to the host's calls)",
+            self._names(records[keep]), t0[keep], dur[keep], {},
+        )  # fmt: skip
+
+    def _collectives(self, ring: Ring, begin_ns: int, end_ns: int) -> Iterator[RawLane]:
+        records = ring.records[ring.records["kind"] == layout.KIND_COLLECTIVE]
+        t0, dur = records["t0"], records["t1"] - records["t0"]
+        keep = (t0 >= begin_ns) & (t0 + dur <= end_ns) & (dur >= 0)
+        if keep.any():
+            size = {"bytes": records["value"][keep].astype(np.int64)}
+            title = f"collectives: process {ring.header.pid}"
+            yield "collectives", title, self._names(records[keep]), t0[keep], dur[keep], size
+
+    def _names(self, records: Records) -> NDArray[Any]:
+        assert self.index is not None
+        names = np.array([*self.index.names, "unknown point"], dtype=object)
+        found: NDArray[Any] = names[self.index.name_of[records["point"]]]
+        return found
+
+
+def ring_lanes(run: Run, spans: Columns) -> RingLanes:
+    """Read the rings that a run with these ``spans`` saved. A damaged one is left out, with a warning."""
+    warnings, found = [], []
+    for path in sorted((run.path / "rings").glob("*.ring")):
+        try:
+            ring = read_ring(path)
+        except SpecmeterError as error:
+            warnings.append(f"{path.name} was left out: {error.why or error.what}")
+            continue
+        of = (spans["pid"] == ring.header.pid) & (spans["host"] == ring.header.host)
+        rank = int(spans["rank"][of][0]) if bool(of.any()) else ring.header.rank
+        found.append((ring, rank))
+    index = index_plan(run.plan) if run.plan else None
+    return RingLanes(tuple(found), index, bool((spans["clock"] == "device").any()), tuple(warnings))
+
+
+def device_offset_ns(records: Records) -> int | None:
+    """What to add to a ring's device times to get its host clock; None without device spans that have a host span.
+
+    A call's first device event cannot lie before the call began on the host, so every pair bounds the offset from
+    below; the largest bound comes from the call that the device picked up fastest. Off by that call's launch latency.
+    """
+    device = records[records["kind"] == layout.KIND_DEVICE_SPAN]
+    host = records[records["kind"] == layout.KIND_HOST_SPAN]
+    host = host[np.isin(host["point"], np.unique(device["point"]))]
+    if not len(device) or not len(host):
+        return None
+    # A device span was written ``value`` cycles after its own.
+    ours = _keyed(device["point"], device["cycle"].astype(np.int64) - device["value"])
+    theirs = _keyed(host["point"], host["cycle"].astype(np.int64))
+    order = np.argsort(theirs, kind="stable")
+    at = np.minimum(np.searchsorted(theirs[order], ours), len(order) - 1)
+    match = theirs[order][at] == ours
+    if not match.any():
+        return None
+    return int((host["t0"][order[at[match]]] - device["t0"][match]).max())
+
+
+def _keyed(point: NDArray[Any], cycle: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for (point, cycle, which call of it in the cycle), for entries in order of time."""
+    key: NDArray[np.int64] = (point.astype(np.int64) << 34) + (cycle << 12)
+    order = np.argsort(key, kind="stable")
+    place = np.arange(len(key))
+    first = np.ones(len(key), bool)
+    first[1:] = key[order][1:] != key[order][:-1]
+    within = np.empty(len(key), np.int64)
+    within[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    keyed: NDArray[np.int64] = key + np.minimum(within, 4095)
+    return keyed

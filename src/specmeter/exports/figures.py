@@ -1,0 +1,177 @@
+"""The figures of one rank that metrics show, whether they come from a saved run or from a server that runs now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmeter.errors import SpecmeterError
+from specmeter.trace.plan import PHASES, phase_of
+from specmeter.trace.rundir import Run
+
+# Seconds, 10 us to 10 s: a leaf of the embedded engine and a cycle of a large one both fall inside.
+BOUNDS_S = (*(float(f"{m}e{e}") for e in range(-5, 1) for m in (1, 2.5, 5)), 10.0)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A histogram of seconds: ``counts`` has one entry a bound of BOUNDS_S and one for all above, not cumulated."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BOUNDS_S) + 1, np.int64))
+    sum_s: float = 0.0
+
+    def with_values(self, seconds: ArrayLike) -> Buckets:
+        """This histogram with more values in it."""
+        values = np.asarray(seconds, float)
+        at = np.searchsorted(BOUNDS_S, values, side="left")
+        return Buckets(self.counts + np.bincount(at, minlength=len(BOUNDS_S) + 1), self.sum_s + float(values.sum()))
+
+    @property
+    def count(self) -> int:
+        """How many values it holds."""
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True)
+class Position:
+    """One draft position, from 1: sequences that drafted so far, that kept the one before, and that kept this one."""
+
+    drafted: int
+    reached: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One rank of one server.
+
+    Histograms are over speculative decode cycles: whole cycles, seconds of each phase in a cycle, and, where the
+    device's time is recorded, gaps between its timed points (``seam``, None: not measured). ``cycles`` counts by kind.
+    ``tokens`` were yielded by ``sequences`` (a sequence in a cycle is one), bonus included. ``accept_length`` and
+    ``cycle_s`` are means (of the last minute, on a server that runs), ``baseline_step_s`` one decode step without
+    speculation; ``overhead_ratio`` is the probes' share of a cycle as measured. None: not known.
+    """
+
+    server: str
+    host: str
+    rank: int
+    cycle: Buckets = field(default_factory=Buckets)
+    phases: Mapping[str, Buckets] = field(default_factory=dict)
+    seam: Buckets | None = None
+    cycles: Mapping[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    sequences: int = 0
+    positions: tuple[Position, ...] = ()
+    accept_length: float | None = None
+    cycle_s: float | None = None
+    baseline_step_s: float | None = None
+    overhead_ratio: float | None = None
+    lost: int = 0
+    armed: bool | None = None
+
+    @property
+    def break_even(self) -> float | None:
+        """The accept length below which speculation loses: cycle / baseline step."""
+        if not self.baseline_step_s or self.cycle_s is None:
+            return None
+        return self.cycle_s / self.baseline_step_s
+
+    def with_baseline(self, step_s: float | None, overhead_ratio: float | None) -> Figures:
+        """These figures with a baseline step and an overhead measured elsewhere; known ones stay."""
+        return replace(
+            self,
+            baseline_step_s=self.baseline_step_s or step_s,
+            overhead_ratio=self.overhead_ratio if self.overhead_ratio is not None else overhead_ratio,
+        )
+
+
+def baseline_of(run: Run) -> tuple[float | None, float | None]:
+    """(baseline step in seconds, probes' share of a cycle) as a saved run measured them; None where it did not."""
+    step = (run.analysis.get("baseline") or {}).get("step_ms")
+    overhead = (run.analysis.get("overhead") or {}).get("percent")
+    return step["point"] / 1e3 if step else None, overhead["point"] / 100 if overhead else None
+
+
+def run_figures(run: Run) -> list[Figures]:
+    """The figures of each rank of a saved run, over the cycles that its report is over.
+
+    Raises SpecmeterError when the run has no profile or no tables.
+    """
+    if run.analysis.get("kind") != "profile":
+        raise SpecmeterError(
+            f"{run.path} holds no profile",
+            f"Its analysis is of kind {run.analysis.get('kind', 'none')!r}.",
+            "Name the directory of a `specmeter profile`.",
+        )
+    cycles, spans = run.cycles, run.spans
+    if not cycles or not spans:
+        raise SpecmeterError(f"{run.path} holds no tables", "It was cut off, or files were taken out.")
+    pairs = dict.fromkeys(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True))
+    step_s, overhead = baseline_of(run)
+    found = []
+    for number, (host, rank) in enumerate(pairs):
+        of = (cycles["host"] == host) & (cycles["rank"] == rank)
+        chosen = of & analysed(run, cycles)
+        row = np.full(int(cycles["cycle"].max()) + 1, -1, np.int64)
+        row[cycles["cycle"][chosen]] = np.arange(int(chosen.sum()))
+        mine = (spans["host"] == host) & (spans["rank"] == rank) & spans["inside"]
+        at = np.flatnonzero(mine & (spans["clock"] == "host") & (spans["cycle"] >= 0))
+        at = at[row[spans["cycle"][at]] >= 0]
+        figures = Figures(
+            str(run.run.get("id", "run")), str(host), int(rank), Buckets().with_values(cycles["dur_ns"][chosen] / 1e9),
+            _phases(run, spans["point"][at], row[spans["cycle"][at]], spans["self_ns"][at], int(chosen.sum())),
+            cycles={str(k): int(n) for k, n in zip(*np.unique(cycles["kind"][of], return_counts=True), strict=True)},
+            cycle_s=float(cycles["dur_ns"][chosen].mean()) / 1e9 if chosen.any() else None,
+            lost=int(run.analysis["records"]["overwritten"]) if number == 0 else 0,
+        )  # fmt: skip
+        found.append(_acceptance(run, figures if number else figures.with_baseline(step_s, overhead), number == 0))
+    return found
+
+
+def analysed(run: Run, cycles: Mapping[str, NDArray[np.generic]]) -> NDArray[np.bool_]:
+    """The cycles that the run's report averages over, on every rank."""
+    setting, requests = run.analysis.get("setting"), run.requests
+    chosen: NDArray[np.bool_] = (cycles["dropped"] == "") & (cycles["kind"] == "decode") & (cycles["probed"] == 1)
+    if requests:
+        chosen &= (cycles["setting"] != "baseline") if setting is None else (cycles["setting"] == setting)
+        failed = {
+            f"{s}\0{p}" for s, p, e in zip(*(requests[k] for k in ("setting", "prompt_id", "error")), strict=True) if e
+        }
+        if failed:
+            keys = np.char.add(np.char.add(cycles["setting"].astype(str), "\0"), cycles["prompt_id"].astype(str))
+            chosen &= ~np.isin(keys, sorted(failed))
+    return chosen
+
+
+def _phases(
+    run: Run, points: NDArray[np.generic], row: NDArray[np.int64], own_ns: NDArray[np.int64], count: int
+) -> dict[str, Buckets]:
+    """Seconds of each phase in each cycle, as histograms."""
+    leaf = {str(p["name"]) for p in run.plan.get("points", []) if p.get("role") in ("leaf", "wait")}
+    names, of = np.unique(points.astype(str), return_inverse=True)
+    phase = np.array([PHASES.index(phase_of(n)) if n in leaf else -1 for n in names] or [-1])[of]
+    found = {}
+    for number, name in enumerate(PHASES):
+        at = phase == number
+        if at.any():
+            found[name] = Buckets().with_values(np.bincount(row[at], weights=own_ns[at] / 1e9, minlength=count))
+    return found
+
+
+def _acceptance(run: Run, figures: Figures, leading: bool) -> Figures:
+    """Accept length and positions of the run's report; they belong to the leading rank, all ranks agree on them."""
+    found = run.analysis.get("acceptance") or {}
+    if not leading or not found.get("length_tokens"):
+        return figures
+    sequences, length = int(found["sequences"]), float(found["length_tokens"]["point"])
+    positions = []
+    for place in found["positions"]:
+        kept = round((place["conditional"] or 0.0) * place["reached"])
+        drafted = round(kept / place["cumulative"]) if place["cumulative"] else sequences
+        positions.append(Position(drafted, int(place["reached"]), kept))
+    return replace(
+        figures, sequences=sequences, tokens=round(sequences * length), accept_length=length, positions=tuple(positions)
+    )
