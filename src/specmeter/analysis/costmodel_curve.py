@@ -1,0 +1,299 @@
+"""Speed against draft steps: cycle, accept length, tokens a second, break-even and the value of one more step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specmeter.analysis.acceptance_model import Length, conditional_acceptance, expected_length
+from specmeter.analysis.costmodel import Cost, CostModel, fit, unit_weights
+from specmeter.analysis.costmodel_data import Floats, Sample
+from specmeter.analysis.moe import Experts
+from specmeter.analysis.stats import Interval
+from specmeter.analysis.student import t_quantile
+from specmeter.errors import SpecmeterError
+
+DRAWS = 200
+LEVEL = 0.95
+METHOD = "bootstrap over prompts with Student's t, and the model's slack added"
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a what-if changes: ``factors`` of points or phases (0: gone), ``acceptance`` by position instead of the
+    recorded one, ``length`` an accept length (tokens) at the present steps, and ``batch``."""
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    acceptance: tuple[float, ...] | None = None
+    length: float | None = None
+    batch: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
+    acceptance by position where the cycles hold none, and the steps that run at present."""
+
+    samples: tuple[Sample, ...]
+    now: int
+    experts: Experts | None = None
+    baseline_ms: Interval | None = None
+    acceptance: tuple[float, ...] | None = None
+
+    @property
+    def chains(self) -> list[Sample]:
+        """Samples of chains."""
+        return [s for s in self.samples if s.steps > 0 and s.topk == 1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step count. ``status``: measured, interpolated (between measured ones) or extrapolated.
+
+    ``cycle_ms``, ``tokens`` (accept length), ``tok_s`` (a sequence), ``break_even`` (tokens; None without a baseline)
+    and ``speedup`` (over the baseline) are intervals; ``gain`` is tok/s over that of the steps at present. ``more_ms``
+    and ``more_tokens`` are what the last draft step of the chain costs and brings.
+    """
+
+    steps: int
+    status: str
+    cycle_ms: Interval
+    tokens: Interval
+    tok_s: Interval
+    break_even: Interval | None
+    speedup: Interval | None
+    gain: Interval
+    phases_ms: Mapping[str, float]
+    more_ms: float | None
+    more_tokens: float | None
+
+
+@dataclass(frozen=True)
+class _Point:
+    cost: Cost
+    length: Length
+    base: float | None
+
+    @property
+    def rate(self) -> float:
+        return 1000 * self.length.tokens / self.cost.ms
+
+
+def curve(evidence: Evidence, steps: Sequence[int], assumed: Assumed | None = None, seed: int = 0) -> tuple[Row, ...]:
+    """A row for each step count; ``assumed`` holds for all of them, ``gain`` is over the present as it is now.
+
+    Intervals: prompts are drawn with replacement, the same for every setting, the model fitted anew each time
+    (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6; standard error times Student's t over prompts).
+    """
+    wanted = sorted({k for k in steps if k > 0} | {evidence.now})
+    centre = _evaluate(evidence, wanted, assumed, None)
+    present = _evaluate(evidence, [evidence.now], None, None)[evidence.now].rate
+    units = sorted({unit for s in evidence.samples for unit in s.units})
+    rng = np.random.default_rng(seed)
+    draws: dict[int, list[tuple[float, ...]]] = {k: [] for k in wanted}
+    for _ in range(DRAWS if len(units) > 1 else 0):
+        weights = dict(zip(units, rng.multinomial(len(units), [1 / len(units)] * len(units)).tolist(), strict=True))
+        try:
+            found = _evaluate(evidence, wanted, assumed, weights)
+            rate = _evaluate(evidence, [evidence.now], None, weights)[evidence.now].rate
+        except (SpecmeterError, ZeroDivisionError):
+            continue  # a draw that holds no cycle of a setting says nothing
+        for k, point in found.items():
+            draws[k].append(_logs(point, rate))
+    rows = []
+    for k in wanted:
+        before = centre.get(k - 1) or _evaluate(evidence, [k - 1], assumed, None).get(k - 1) if k > 1 else None
+        rows.append(_row(k, evidence, centre[k], present, np.array(draws[k]), len(units), before, assumed))
+    return tuple(row for row in rows if row.steps in steps or row.steps == evidence.now)
+
+
+def _evaluate(
+    evidence: Evidence, steps: Sequence[int], assumed: Assumed | None, weights: Mapping[str, float] | None
+) -> dict[int, _Point]:
+    change = assumed or Assumed()
+    plain = fit(evidence.samples, evidence.experts, weights)
+    model = plain.scaled(change.factors) if change.factors else plain
+    base = _baseline(evidence, weights)
+    lengths = _Lengths(evidence, weights, change)
+    out = {}
+    for k in steps:
+        length = lengths.at(k)
+        cost = model.cycle(k, length.tokens, change.batch)
+        out[k] = _Point(cost.times(_calibration(evidence, plain, k, weights)), length, base)
+    return out
+
+
+def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapping[str, float] | None) -> float:
+    """The measured cycle over the model's where this chain was measured, so that the curve meets it; else 1."""
+    of = [s for s in evidence.chains if s.steps == steps]
+    count = sum(float(unit_weights(s, weights) @ s.count) for s in of)
+    if not count:
+        return 1.0
+    measured = sum(float(unit_weights(s, weights) @ s.cycle_ms) for s in of) / count
+    modelled = 0.0
+    for s in of:
+        w = unit_weights(s, weights)
+        own = float(w @ s.count)
+        if own:
+            modelled += model.cycle(steps, float(w @ s.tokens) / own, s.batch).ms * own / count
+    return measured / modelled
+
+
+def _baseline(evidence: Evidence, weights: Mapping[str, float] | None) -> float | None:
+    plain = [s for s in evidence.samples if s.steps == 0]
+    if not plain:
+        return evidence.baseline_ms.point if evidence.baseline_ms else None
+    s = max(plain, key=lambda sample: sample.cycles)
+    w = unit_weights(s, weights)
+    return float(w @ s.cycle_ms) / float(w @ s.count)
+
+
+class _Lengths:
+    """Accept lengths at any step count.
+
+    Every shorter chain follows from the longest; where shorter ones were measured too, what they differ by (cycles then
+    begin at other places of the text) is carried over to the step counts between, in a straight line.
+    """
+
+    def __init__(self, evidence: Evidence, weights: Mapping[str, float] | None, change: Assumed) -> None:
+        measured = self._measured(evidence, weights)
+        longest = max(measured, default=0)
+        if longest:
+            self.rates = conditional_acceptance(measured[longest])
+        elif evidence.acceptance:
+            self.rates = np.asarray(evidence.acceptance)
+        elif change.acceptance:
+            self.rates = np.asarray(change.acceptance)
+        else:
+            raise SpecmeterError(
+                "No acceptance was recorded in this run.",
+                "The accepted counts of its cycles were not read, so that no accept length can be predicted.",
+                "Profile again with a recipe that reads them, or give them: --acceptance 0.7,0.5,0.4",
+            )
+        own = {k: 1 + float(kept[1:].sum() / kept[0]) for k, kept in measured.items()}
+        self._offsets = [(0.0, 0.0), *((float(k), own[k] - self._plain(k).tokens) for k in sorted(own))]
+        if change.acceptance:
+            self.rates, self._offsets = np.asarray(change.acceptance), [(0.0, 0.0)]
+        if change.length is not None:
+            self._bend(evidence.now, change.length)
+
+    @staticmethod
+    def _measured(evidence: Evidence, weights: Mapping[str, float] | None) -> dict[int, Floats]:
+        found: dict[int, Floats] = {}
+        for s in evidence.chains:
+            kept = unit_weights(s, weights) @ s.kept
+            if kept[0] > 0:
+                found[s.steps] = found.get(s.steps, np.zeros(s.steps + 1)) + kept
+        return found
+
+    def _plain(self, steps: int) -> Length:
+        return expected_length(self.rates, steps)
+
+    def at(self, steps: int) -> Length:
+        """The accept length of a chain of ``steps``."""
+        found = self._plain(steps)
+        off = float(np.interp(steps, [k for k, _ in self._offsets], [v for _, v in self._offsets]))
+        floor = 1.0
+        return Length(
+            max(floor, found.tokens + off), max(floor, found.low + off), max(floor, found.high + off),
+            found.extrapolated,
+        )  # fmt: skip
+
+    def _bend(self, now: int, length: float) -> None:
+        """All rates to one power, so that the present chain has ``length``: the shape over positions is kept."""
+        self._offsets = [(0.0, 0.0)]
+        if not 1 <= length < now + 1:
+            raise SpecmeterError(
+                f"An accept length of {length} cannot be had with {now} draft steps.",
+                f"It lies between 1 and {now + 1}: the drafts and the target's own token.",
+            )
+        rates, low, high = np.clip(self.rates, 1e-6, 1 - 1e-6), 0.0, 60.0
+        for _ in range(80):
+            power = (low + high) / 2
+            if expected_length(rates**power, now).tokens > length:
+                low = power
+            else:
+                high = power
+        self.rates = rates**power
+
+
+def recorded_acceptance(evidence: Evidence) -> tuple[float, ...]:
+    """Acceptance by position of the longest chain recorded: c1, c2, ... as shares of those that kept the one before."""
+    return tuple(float(c) for c in _Lengths(evidence, None, Assumed()).rates)
+
+
+def _logs(point: _Point, present: float) -> tuple[float, ...]:
+    base = point.base or 1.0
+    ms, rate = point.cost.ms, point.rate
+    return tuple(math.log(v) for v in (ms, point.length.tokens, rate, ms / base, rate * base, rate / present))
+
+
+def _row(
+    k: int,
+    evidence: Evidence,
+    point: _Point,
+    present: float,
+    draws: Floats,
+    units: int,
+    before: _Point | None,
+    assumed: Assumed | None,
+) -> Row:
+    slack = math.log1p(point.cost.slack_ms / point.cost.ms) if point.cost.ms else 0.0
+    down = math.log(point.length.tokens / point.length.low)
+    up = math.log(point.length.high / point.length.tokens)
+    if len(draws) >= DRAWS // 2:
+        se = draws.std(axis=0, ddof=1) * math.sqrt(units / (units - 1))
+        half = se * t_quantile(0.5 + LEVEL / 2, units - 1)
+    else:
+        half = np.full(6, math.inf)
+
+    def interval(value: float, at: int, lower: float, upper: float) -> Interval:
+        low = value * math.exp(-half[at] - lower) if math.isfinite(half[at]) else -math.inf
+        high = value * math.exp(half[at] + upper) if math.isfinite(half[at]) else math.inf
+        return Interval(low, value, high, LEVEL, METHOD, units, "prompt")
+
+    cycle, base = point.cost.ms, point.base
+    own = 0.0
+    if base is not None and evidence.baseline_ms and not any(s.steps == 0 for s in evidence.samples):
+        own = _half(evidence.baseline_ms)
+    first = Length(1.0, 1.0, 1.0, False)
+    return Row(
+        k,
+        _status(k, evidence, point, assumed),
+        interval(cycle, 0, slack, slack),
+        interval(point.length.tokens, 1, down, up),
+        interval(point.rate, 2, slack + down, slack + up),
+        interval(cycle / base, 3, slack + own, slack + own) if base else None,
+        interval(point.rate * base / 1000, 4, slack + down + own, slack + up + own) if base else None,
+        interval(point.rate / present, 5, slack + down, slack + up),
+        point.cost.phases,
+        cycle - before.cost.ms if before else None,
+        point.length.tokens - (before.length if before else first).tokens,
+    )
+
+
+def _half(interval: Interval) -> float:
+    """Half width of an interval as a change of the logarithm; 0 where it has none."""
+    if not (math.isfinite(interval.low) and math.isfinite(interval.high)) or interval.low <= 0:
+        return 0.0
+    return math.log(interval.high / interval.low) / 2
+
+
+def _status(k: int, evidence: Evidence, point: _Point, assumed: Assumed | None) -> str:
+    known = sorted(s.steps for s in evidence.chains)
+    if assumed is not None and assumed != Assumed():
+        return "what if"
+    if k in known:
+        return "measured"
+    # Below the shortest chain the verify forward still lies between the baseline's and that chain's.
+    if k < known[-1] and not point.length.extrapolated:
+        return "interpolated" if k > known[0] or any(s.steps == 0 for s in evidence.samples) else "extrapolated"
+    return "extrapolated"
+
+
+def best(rows: Sequence[Row]) -> Row:
+    """The row with the most tokens a second."""
+    return max(rows, key=lambda row: row.tok_s.point)

@@ -1,0 +1,223 @@
+"""The document of ``specmeter explain``: curve, best steps, what-ifs and three actions, from saved runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specmeter import __version__
+from specmeter.analysis.costmodel import VERIFY_SLACK, fit
+from specmeter.analysis.costmodel_curve import Evidence, Row, best, curve, recorded_acceptance
+from specmeter.analysis.costmodel_data import Sample, samples_of
+from specmeter.analysis.moe import Experts, distinct_experts
+from specmeter.analysis.stats import Interval
+from specmeter.analysis.whatif import Answer, ask
+from specmeter.analysis.whatif_actions import Action, Commands, actions
+from specmeter.errors import SpecmeterError
+from specmeter.trace.rundir import Run
+
+SCHEMA = "specmeter/explain/1"
+KINDS = ("profile", "sweep", "compare")
+ASSUMPTIONS = (
+    "a cycle is the sum of its phases, each modelled by itself (no line through whole cycles)",
+    "a draft step costs the same at every place in the chain",
+    "the verify forward is straight between measured widths, and beyond the widest goes on along the last segment",
+    "a draft's chance to be kept depends on its position, not on how long the chain is",
+    "prompts, context lengths, batch and machine are those of the run",
+)
+
+
+def evidence_of(
+    runs: Sequence[Run],
+    now: int | None = None,
+    experts: Experts | None = None,
+    acceptance: tuple[float, ...] | None = None,
+) -> Evidence:
+    """What the runs hold for the model. ``now`` None is the profiled step count, or the fastest of those recorded.
+
+    Raises SpecmeterError for a run of another kind and where the model lacks something that it cannot do without.
+    """
+    for run in runs:
+        kind = run.analysis.get("kind")
+        if run.analysis and kind not in KINDS:
+            raise SpecmeterError(
+                f"{run.path} is a run of kind {kind}.",
+                "The cost model is fitted to the cycles of a profile or a sweep.",
+                "Record one: specmeter profile --out DIR",
+            )
+    samples = samples_of(runs)
+    if not any(s.steps > 0 and s.topk == 1 for s in samples):
+        fit(samples)
+    rates = acceptance or _saved_acceptance(runs)
+    draft = Evidence(samples, 0, experts, _saved_baseline(runs), rates)
+    return Evidence(samples, _present(draft, runs, now), experts, draft.baseline_ms, rates)
+
+
+def _present(evidence: Evidence, runs: Sequence[Run], now: int | None) -> int:
+    known = sorted({s.steps for s in evidence.chains})
+    if now is not None:
+        if now < 1:
+            raise SpecmeterError(f"--now {now} is no chain.", "It is the draft steps that run at present.")
+        return now
+    own = [s.steps for s in evidence.chains if s.setting in ("server", "")]
+    if own:
+        return own[0]
+    if len(known) == 1 or runs[0].analysis.get("kind") == "profile":
+        return max(evidence.chains, key=lambda s: s.cycles).steps if len(known) > 1 else known[0]
+    recorded_acceptance(evidence)
+    return best(curve(Evidence(evidence.samples, known[0], evidence.experts, None, evidence.acceptance), known)).steps
+
+
+def _saved_acceptance(runs: Sequence[Run]) -> tuple[float, ...] | None:
+    """Acceptance by position of a run's analysis, for batches above 1, where the table of cycles has sums only."""
+    for run in runs:
+        positions = (run.analysis.get("acceptance") or {}).get("positions") or []
+        rates = [p["conditional"] for p in positions]
+        if rates and all(rate is not None for rate in rates):
+            return tuple(float(rate) for rate in rates)
+    return None
+
+
+def _saved_baseline(runs: Sequence[Run]) -> Interval | None:
+    for run in runs:
+        step = (run.analysis.get("baseline") or {}).get("step_ms") if run.analysis.get("kind") == "profile" else None
+        if step:
+            wide = {"low": float("-inf"), "high": float("inf")}
+            fields = {key: step[key] for key in Interval.__dataclass_fields__ if key in step}
+            return Interval(**{**fields, **{k: wide[k] for k in wide if fields.get(k) is None}})
+    return None
+
+
+def explain(
+    evidence: Evidence, steps: Sequence[int], questions: Sequence[str], commands: Commands, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole document; ``facts`` (engine, runs, ...) go in as they are."""
+    rows = curve(evidence, steps)
+    model = fit(evidence.samples, evidence.experts)
+    now = next(row for row in rows if row.steps == evidence.now)
+    cost = model.cycle(evidence.now, now.tokens.point)
+    present = {**cost.points, **cost.phases}
+    answers = [ask(evidence, question, steps, present) for question in questions]
+    top = best(rows)
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        **facts,
+        "now_steps": evidence.now,
+        "best_steps": top.steps,
+        "sentence": _sentence(rows, now, top),
+        "baseline_step_ms": _baseline(evidence),
+        "samples": [_sample(s) for s in evidence.samples],
+        "acceptance_conditional": list(recorded_acceptance(evidence)),
+        "curve": [row_json(row) for row in rows],
+        "verify": _verify(evidence, [row.steps for row in rows]),
+        "what_if": [_answer(answer) for answer in answers],
+        "actions": [_action(action) for action in actions(evidence, rows, commands)],
+        "assumptions": [*ASSUMPTIONS, *_notes(evidence)],
+        "interval": rows[0].cycle_ms.method,
+        "verify_slack": VERIFY_SLACK,
+    }
+
+
+def _sentence(rows: Sequence[Row], now: Row, top: Row) -> str:
+    if top.steps == now.steps:
+        head = f"{now.steps} draft steps are predicted to be the fastest of {rows[0].steps} to {rows[-1].steps}"
+    else:
+        gain = 100 * (top.gain.point - 1)
+        head = f"{top.steps} draft steps instead of {now.steps}: {gain:+.0f} % ({top.status})"
+    if now.break_even is None:
+        return f"{head}. Without a baseline nobody can say whether speculation pays."
+    word = "pays" if now.tokens.point > now.break_even.point else "does not pay"
+    return (
+        f"{head}. At present speculation {word}: a cycle costs {now.break_even.point:.2f} baseline steps and yields "
+        f"{now.tokens.point:.2f} tokens."
+    )
+
+
+def _baseline(evidence: Evidence) -> float | None:
+    plain = [s for s in evidence.samples if s.steps == 0]
+    if plain:
+        return float(plain[0].cycle_ms.sum()) / plain[0].cycles
+    return evidence.baseline_ms.point if evidence.baseline_ms else None
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    notes = []
+    if len({s.steps for s in evidence.chains}) == 1:
+        known = any(s.steps == 0 for s in evidence.samples)
+        notes.append(
+            "one step count was profiled: the verify forward's slope comes "
+            + ("from the baseline's width of 1" if known else "from nowhere, so that verify is taken as flat")
+        )
+    if any(s.topk > 1 for s in evidence.samples):
+        notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")
+    if not any(s.accepts for s in evidence.chains):
+        notes.append("acceptance by position comes from the saved analysis, without an interval of its own")
+    if evidence.experts is not None:
+        notes.append("tokens choose experts independently and alike, which counts more of them than real routing does")
+    notes.append("another start of the same server may differ by up to 6 % for no reason of the setting's")
+    return notes
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    return {
+        "setting": sample.setting, "steps": sample.steps, "topk": sample.topk, "width": sample.width,
+        "batch": sample.batch, "cycles": sample.cycles, "prompts": len(sample.units),
+        "cycle_ms": float(sample.cycle_ms.sum()) / sample.cycles,
+    }  # fmt: skip
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """A row of the curve as JSON."""
+    return {
+        "steps": row.steps,
+        "status": row.status,
+        "cycle_ms": row.cycle_ms.as_json(),
+        "accept_length_tokens": row.tokens.as_json(),
+        "tokens_per_s": row.tok_s.as_json(),
+        "break_even_tokens": row.break_even.as_json() if row.break_even else None,
+        "speedup": row.speedup.as_json() if row.speedup else None,
+        "gain": row.gain.as_json(),
+        "phases_ms": dict(row.phases_ms),
+        "one_more_step": {"ms": row.more_ms, "tokens": row.more_tokens, "pays": _pays(row)},
+    }
+
+
+def _pays(row: Row) -> bool | None:
+    """Whether the last step brings tokens at a higher rate than the cycle as a whole has."""
+    if row.more_ms is None or row.more_tokens is None:
+        return None
+    return row.more_tokens * row.cycle_ms.point > row.more_ms * row.tokens.point
+
+
+def _verify(evidence: Evidence, steps: Sequence[int]) -> list[dict[str, Any]]:
+    model = fit(evidence.samples, evidence.experts)
+    out = []
+    for k in steps:
+        parts = model.verify_parts(k)
+        experts = None
+        if evidence.experts is not None:
+            experts = distinct_experts(evidence.experts, (k + 1) * model.batches[0])
+        out.append({"steps": k, "width": k + 1, "once_ms": parts["once"], "width_ms": parts["width"],
+                    "distinct_experts": experts})  # fmt: skip
+    return out
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {
+        "question": answer.question,
+        "here": row_json(answer.here) if answer.here else None,
+        "best": row_json(answer.best) if answer.best else None,
+        "assumptions": list(answer.assumptions),
+        "reason": answer.reason,
+    }
+
+
+def _action(action: Action) -> dict[str, Any]:
+    return {
+        "title": action.title,
+        "kind": action.kind,
+        "gain": action.gain.as_json(),
+        "command": action.command,
+        "why": action.why,
+    }

@@ -1,0 +1,166 @@
+"""What-ifs in the user's words, as ``verify 27 % faster``, ``seams at zero``, ``draft at TP 1``, ``k=2``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specmeter.analysis.costmodel_curve import Assumed, Evidence, Row, best, curve
+from specmeter.errors import SpecmeterError
+
+_NAME = r"(?P<name>[a-z]+(?:\.[a-z]+)?)"
+_FASTER = re.compile(rf"^{_NAME} (?P<percent>\d+(?:\.\d+)?) ?% (?P<way>faster|slower)$")
+_ZERO = re.compile(rf"^{_NAME} at zero$")
+_AT_MS = re.compile(rf"^{_NAME} at (?P<ms>\d+(?:\.\d+)?) ?ms$")
+_STEPS = re.compile(r"^(?:k ?= ?|steps )(?P<steps>\d+)$|^(?P<other>\d+) steps$")
+_LENGTH = re.compile(r"^accept length (?P<tokens>\d+(?:\.\d+)?)$")
+_WIRING = re.compile(r"^wiring fixed(?:: ?(?P<rates>[\d., ]+))?$")
+_DRAFT_TP = re.compile(r"^draft at tp ?1$")
+# Points that move data between ranks, as recipes name them: PHASE.collective and its like.
+_COLLECTIVE = re.compile(r"^(draft|extend)\..*(collective|all_?reduce|all_?gather|comm)")
+EXAMPLES = (
+    "verify 27 % faster", "draft.head at zero", "verify at 12 ms", "seams at zero", "draft at TP 1", "wiring fixed",
+    "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2",
+)  # fmt: skip
+SAME_BASELINE = "the baseline step stays as it was measured"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a what-if gives: ``here`` at the present steps, ``best`` at the best steps then; ``assumptions`` in words.
+
+    Both rows are None with a ``reason`` where the recording does not hold what is asked.
+    """
+
+    question: str
+    here: Row | None
+    best: Row | None
+    assumptions: tuple[str, ...]
+    reason: str = ""
+
+
+def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapping[str, float]) -> Answer:
+    """The answer to one question; ``phases_ms`` are the present milliseconds of phases and points.
+
+    Raises SpecmeterError for words that are not understood or name no phase.
+    """
+    words = re.sub(r"\s+", " ", question.strip().lower().replace("percent", "%"))
+    steps_asked = _STEPS.match(words)
+    if steps_asked:
+        wanted = int(steps_asked["steps"] or steps_asked["other"])
+        return _steps(evidence, question, wanted)
+    assumed, assumptions, reason = _assumed(words, question, phases_ms)
+    if assumed is None:
+        return Answer(question, None, None, assumptions, reason)
+    rows = curve(evidence, steps, assumed)
+    here = next(row for row in rows if row.steps == evidence.now)
+    return Answer(question, here, best(rows), assumptions)
+
+
+def _steps(evidence: Evidence, question: str, wanted: int) -> Answer:
+    if wanted < 1:
+        return Answer(question, None, None, (), "0 steps is the baseline: see the baseline step")
+    rows = curve(evidence, [wanted])
+    row = next(r for r in rows if r.steps == wanted)
+    return Answer(question, row, row, ("the same prompts, batch and machine",))
+
+
+def _assumed(words: str, question: str, phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+    if words in ("seams at zero", "seam at zero"):
+        return _seams(phases_ms)
+    if _DRAFT_TP.match(words):
+        return _draft_tp(phases_ms)
+    for pattern in (_FASTER, _ZERO, _AT_MS):
+        match = pattern.match(words)
+        if match:
+            return _faster(match.groupdict(), question, phases_ms)
+    length = _LENGTH.match(words)
+    if length:
+        assumption = "every position's acceptance is raised or lowered to one power; the cycle changes with tokens only"
+        return Assumed(length=float(length["tokens"])), (assumption,), ""
+    wiring = _WIRING.match(words)
+    if wiring:
+        return _wiring(wiring["rates"], question)
+    raise SpecmeterError(
+        f"Not understood: {question}", f"What-ifs read like: {'; '.join(EXAMPLES)}.", "PHASE is draft, verify, ..."
+    )
+
+
+def _faster(
+    match: dict[str, str | Any], question: str, phases_ms: Mapping[str, float]
+) -> tuple[Assumed | None, tuple[str, ...], str]:
+    name = str(match["name"])
+    present = phases_ms.get(name)
+    if present is None:
+        raise SpecmeterError(
+            f"{question}: this run has no {name}.", f"It has {', '.join(sorted(phases_ms))}.", "Name one of them."
+        )
+    if "percent" in match:
+        share = float(match["percent"]) / 100
+        if match["way"] == "faster" and share > 1:
+            raise SpecmeterError(f"{question}: nothing is more than 100 % faster in time.")
+        factor = 1 - share if match["way"] == "faster" else 1 + share
+        note = f"{name} takes {100 * factor:g} % of its time at every step count"
+    elif "ms" in match:
+        factor = float(match["ms"]) / present if present else 1.0
+        note = f"{name} changes from {present:.3f} to {float(match['ms']):g} ms, and by that factor at every step count"
+    else:
+        factor, note = 0.0, f"all {present:.3f} ms of {name} vanish, and nothing else takes longer for it"
+    notes = [note, "the acceptance stays"]
+    if name.startswith("verify"):
+        notes.append(f"{SAME_BASELINE}, though a plain step is such a forward too and may gain as well")
+    else:
+        notes.append(SAME_BASELINE)
+    return Assumed({name: factor}), tuple(notes), ""
+
+
+def _seams(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+    if "seam" in phases_ms:
+        return (
+            Assumed({"seam": 0.0}),
+            ("the device never waits for the host, and its own work stays", SAME_BASELINE),
+            "",
+        )
+    rest = sum(max(0.0, phases_ms.get(name, 0.0)) for name in ("other", "wait"))
+    reason = (
+        "a seam is the device's idle time between two phases, and this run has a host clock only; host time in no "
+        f"named phase is {rest:.3f} ms a cycle, which is no seam (ask `other at zero` for that)"
+    )
+    return None, (), reason
+
+
+def _draft_tp(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+    found = [name for name in phases_ms if _COLLECTIVE.match(name)]
+    if not found:
+        reason = (
+            "no collective was recorded in the draft (one process, or a recipe without points on them); with a known "
+            "figure ask for example `draft 20 % faster`"
+        )
+        return None, (), reason
+    total = sum(phases_ms[name] for name in found)
+    notes = (
+        f"{', '.join(sorted(found))} vanish: {total:.3f} ms a cycle",
+        "a whole draft layer on one rank takes as long as its shard did (its weights are read by one device instead)",
+        SAME_BASELINE,
+    )
+    return Assumed(dict.fromkeys(found, 0.0)), notes, ""
+
+
+def _wiring(rates: str | None, question: str) -> tuple[Assumed | None, tuple[str, ...], str]:
+    if rates is None:
+        reason = (
+            "what the head accepts when fed rightly is not in this run: `specmeter check --probe` measures it; then "
+            "ask `wiring fixed: 0.8,0.7,0.6` with its acceptance by position, or `accept length 2.5`"
+        )
+        return None, (), reason
+    values = tuple(float(part) for part in rates.replace(" ", "").strip(",").split(",") if part)
+    if not values or not all(0 <= v <= 1 for v in values):
+        raise SpecmeterError(f"{question}: acceptance by position is a list of shares from 0 to 1.")
+    shown = ", ".join(f"{v:g}" for v in values)
+    notes = (
+        f"the share kept at each position, if the one before was, is {shown}",
+        "the cycle's phases stay as they are",
+    )
+    return Assumed(acceptance=values), notes, ""

@@ -1,0 +1,197 @@
+"""The three actions worth trying: what each is predicted to bring, how sure that is, and the command that tries it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specmeter.analysis.costmodel import fit, unit_weights
+from specmeter.analysis.costmodel_curve import DRAWS, LEVEL, Assumed, Evidence, Row, best, curve, recorded_acceptance
+from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.stats import Interval
+from specmeter.analysis.student import t_quantile
+
+COUNT = 3
+# Below this (0.2 %) an action is not worth a line.
+LEAST = 1.002
+# How many of the failures the line on acceptance takes away: a sensitivity, not a prediction.
+BETTER = 0.1
+SETTING, CEILING, MEASURED = "setting", "ceiling", "measured"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to try. ``gain`` is tok/s over the present (1.05: 5 % more), ``command`` what to type.
+
+    ``kind``: ``setting`` is predicted by the model, ``measured`` was run already, and ``ceiling`` is a cost that a
+    change may reduce: its interval runs from nothing to all of it, and the point is the middle.
+    """
+
+    title: str
+    kind: str
+    gain: Interval
+    command: str
+    why: str
+
+
+class Commands(Protocol):
+    """Writes the command lines that try an action on the server at hand."""
+
+    def setting(self, steps: int, topk: int, width: int) -> str:
+        """Measure another setting; steps 0 is no speculation, ``width`` the tokens verified, root included."""
+        ...
+
+    def verify(self) -> str:
+        """Measure with something that may make a wide verify forward cheaper."""
+        ...
+
+    def vocabulary(self) -> str:
+        """Get a head with a smaller draft vocabulary, or use one."""
+        ...
+
+    def host(self) -> str:
+        """Measure with scheduling overlapped; empty where the engine has no such option, and then no action is."""
+        ...
+
+    def wiring(self) -> str:
+        """Check what the head is fed."""
+        ...
+
+
+def actions(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> tuple[Action, ...]:
+    """The best ``COUNT`` actions by predicted gain; fewer where nothing else is predicted to help at all."""
+    found = [*_steps(evidence, rows, commands), *_off(evidence, rows, commands), *_trees(evidence, commands)]
+    found += [*_verify(evidence, commands), *_draft(evidence, commands), *_host(evidence, commands)]
+    found += _acceptance(evidence, commands)
+    useful = [a for a in found if a.gain.point > LEAST and a.command]
+    return tuple(sorted(useful, key=lambda a: -a.gain.point)[:COUNT])
+
+
+def _steps(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Action]:
+    top = best(rows)
+    if top.steps == evidence.now:
+        return []
+    now = next(row for row in rows if row.steps == evidence.now)
+    why = (
+        f"{top.tokens.point:.2f} tokens in {top.cycle_ms.point:.2f} ms instead of "
+        f"{now.tokens.point:.2f} in {now.cycle_ms.point:.2f} ms ({top.status})"
+    )
+    title = f"{top.steps} draft step{'s' if top.steps > 1 else ''} instead of {evidence.now}"
+    return [Action(title, MEASURED if top.status == "measured" else SETTING, top.gain,
+                   commands.setting(top.steps, 1, top.steps + 1), why)]  # fmt: skip
+
+
+def _off(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Action]:
+    now = next(row for row in rows if row.steps == evidence.now)
+    if now.speedup is None or now.speedup.point >= 1:
+        return []
+    s = now.speedup
+    gain = Interval(1 / s.high, 1 / s.point, 1 / s.low if s.low > 0 else math.inf, s.level, s.method, s.n, s.unit)
+    if not math.isfinite(s.low):
+        gain = Interval(-math.inf, 1 / s.point, math.inf, s.level, s.method, s.n, s.unit)
+    assert now.break_even is not None
+    why = f"a cycle costs {now.break_even.point:.2f} baseline steps and yields {now.tokens.point:.2f} tokens"
+    return [Action("speculation off", SETTING, gain, commands.setting(0, 1, 1), why)]
+
+
+def _trees(evidence: Evidence, commands: Commands) -> list[Action]:
+    """Trees that were measured: without the draft ranks at each depth none can be predicted."""
+    found = []
+    present = next((s for s in evidence.chains if s.steps == evidence.now and s.accepts), None)
+    for tree in (s for s in evidence.samples if s.topk > 1 and s.accepts):
+        if present is None:
+            continue
+        width = round(tree.width)
+        why = f"{_length(tree):.2f} tokens in {float(tree.cycle_ms.sum()) / tree.cycles:.2f} ms, measured in this run"
+        title = f"a tree: {tree.steps} steps, top-k {tree.topk}, {width} tokens"
+        found.append(
+            Action(title, MEASURED, _rates(tree, present), commands.setting(tree.steps, tree.topk, width), why)
+        )
+    return found
+
+
+def _length(sample: Sample, weights: Mapping[str, float] | None = None) -> float:
+    kept = unit_weights(sample, weights) @ sample.kept
+    return float(1 + kept[1:].sum() / kept[0])
+
+
+def _rates(a: Sample, b: Sample) -> Interval:
+    """Tokens a millisecond of one measured setting over another's, prompts drawn with replacement."""
+
+    def rate(sample: Sample, weights: Mapping[str, float] | None) -> float:
+        w = unit_weights(sample, weights)
+        return _length(sample, weights) * float(w @ sample.count) / float(w @ sample.cycle_ms)
+
+    units = sorted(set(a.units) & set(b.units))
+    point, n = rate(a, None) / rate(b, None), len(units)
+    if n < 2:
+        return Interval(-math.inf, point, math.inf, LEVEL, "bootstrap over prompts", n, "prompt")
+    rng = np.random.default_rng(0)
+    logs = []
+    for _ in range(DRAWS):
+        weights = dict(zip(units, rng.multinomial(n, [1 / n] * n).tolist(), strict=True))
+        logs.append(math.log(rate(a, weights) / rate(b, weights)))
+    half = float(np.std(logs, ddof=1)) * math.sqrt(n / (n - 1)) * t_quantile(0.5 + LEVEL / 2, n - 1)
+    return Interval(
+        point * math.exp(-half), point, point * math.exp(half), LEVEL, "bootstrap over prompts", n, "prompt"
+    )
+
+
+def _verify(evidence: Evidence, commands: Commands) -> list[Action]:
+    """A wide verify forward as cheap as one of a single token."""
+    model = fit(evidence.samples, evidence.experts)
+    parts = model.verify_parts(evidence.now)
+    whole = parts["once"] + parts["width"]
+    if whole <= 0 or not any(s.steps == 0 for s in evidence.samples):
+        return []
+    why = (
+        f"a verify forward of {evidence.now + 1} tokens takes {whole:.2f} ms, {parts['width']:.2f} ms more than one of "
+        "one token; another attention backend, graphs for this width or other threads may take some of that back"
+    )
+    return [_ceiling(evidence, "a wide verify as cheap as a plain step", {"verify": parts["once"] / whole},
+                     commands.verify(), why)]  # fmt: skip
+
+
+def _draft(evidence: Evidence, commands: Commands) -> list[Action]:
+    now = fit(evidence.samples, evidence.experts)
+    cost = now.cycle(evidence.now, 1.0)
+    heads = [n for n in cost.points if n in ("draft.head", "extend.head")]
+    if not heads:
+        return []
+    ms = sum(cost.points[n] for n in heads)
+    why = f"the draft's lm_head takes {ms:.2f} ms a cycle, in proportion to its vocabulary"
+    return [_ceiling(evidence, "a smaller draft vocabulary", dict.fromkeys(heads, 0.0), commands.vocabulary(), why)]
+
+
+def _host(evidence: Evidence, commands: Commands) -> list[Action]:
+    cost = fit(evidence.samples, evidence.experts).cycle(evidence.now, 1.0)
+    names = [n for n in ("schedule", "wait", "other") if cost.phases.get(n, 0.0) > 0]
+    ms = sum(cost.phases[n] for n in names)
+    why = f"scheduling, waiting and frames between phases take {ms:.2f} ms a cycle on the host"
+    return [_ceiling(evidence, "host work beside the cycle", dict.fromkeys(names, 0.0), commands.host(), why)]
+
+
+def _acceptance(evidence: Evidence, commands: Commands) -> list[Action]:
+    """A tenth of the failures at every position gone: how much a better fed or better trained head is worth."""
+    rates = recorded_acceptance(evidence)
+    better = tuple(float(c + (1 - c) * BETTER) for c in rates)
+    missed = ", ".join(f"{100 * c:.0f}" for c in rates[:4])
+    why = (
+        f"the draft is kept in {missed} % at positions 1, 2, ...; a wrongly fed head loses there. All of it is what "
+        f"{100 * BETTER:.0f} % fewer failures at every position would bring; nobody knows yet what can be won"
+    )
+    return [_ceiling(evidence, "acceptance: check what the head is fed", Assumed(acceptance=better),
+                     commands.wiring(), why)]  # fmt: skip
+
+
+def _ceiling(evidence: Evidence, title: str, change: Mapping[str, float] | Assumed, command: str, why: str) -> Action:
+    assumed = change if isinstance(change, Assumed) else Assumed(change)
+    row = next(r for r in curve(evidence, [evidence.now], assumed) if r.steps == evidence.now)
+    most = max(1.0, row.gain.point)
+    method = "between nothing and all of it; the point is the middle"
+    gain = Interval(1.0, (1 + most) / 2, most, 1.0, method, row.gain.n, row.gain.unit)
+    return Action(title, CEILING, gain, command, why)

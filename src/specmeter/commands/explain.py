@@ -1,0 +1,85 @@
+"""``specmeter explain``: why this step count, what another would bring, and the three things most worth trying."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specmeter import __version__
+from specmeter.analysis.costmodel_explain import evidence_of, explain
+from specmeter.analysis.moe import Experts
+from specmeter.commands.explain_commands import commands_for
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.explain_view import print_explain
+from specmeter.trace.rundir import Run, load
+
+MOST_STEPS = 16
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``explain``."""
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories of profile, sweep or demo")
+    parser.add_argument("--what-if", action="append", default=[], metavar="WORDS", help='as "verify 27 %% faster"')
+    parser.add_argument("--now", type=int, metavar="K", help="the draft steps that run at present")
+    parser.add_argument("--upto", type=int, metavar="K", help="predict 1 to K draft steps (default: a little beyond)")
+    parser.add_argument("--experts", metavar="TOTAL/EACH", help="a mixture of experts, as 128/8 (default: dense)")
+    parser.add_argument("--acceptance", metavar="LIST", help="shares kept by position, where the run recorded none")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain saved runs."""
+    if not args.runs:
+        raise SpecmeterError("No run is named.", next_step="Give a run directory, as specmeter explain DIR.")
+    runs = [load(path) for path in args.runs]
+    show(args, runs)
+    return int(Exit.DONE)
+
+
+def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
+    """Print what the runs explain, as text or JSON."""
+    evidence = evidence_of(
+        runs, args.now, Experts.parse(args.experts) if args.experts else None, shares(args.acceptance)
+    )
+    known = max(s.steps for s in evidence.chains)
+    most = args.upto if args.upto is not None else min(MOST_STEPS, max(known, evidence.now) + 2)
+    if not 1 <= most <= MOST_STEPS:
+        raise SpecmeterError(f"--upto is {most}.", f"It must lie in 1..{MOST_STEPS}.")
+    commands = commands_for(runs[0])
+    facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
+    document = explain(evidence, range(1, most + 1), args.what_if, commands, facts)
+    warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
+    if args.json:
+        print_document("explain", document, warnings)
+        return
+    print_explain(document)
+    for warning in warnings:
+        print(f"note: {warning}")
+
+
+def print_document(command: str, document: dict[str, Any], warnings: Sequence[str]) -> None:
+    """One JSON document on standard output."""
+    whole = {
+        "schema": f"specmeter/{command}/1",
+        "version": __version__,
+        "command": command,
+        "result": document,
+        "warnings": list(warnings),
+    }
+    print(json.dumps(whole, allow_nan=False))
+
+
+def shares(text: str | None) -> tuple[float, ...] | None:
+    """``0.7,0.5`` as numbers from 0 to 1. Raises SpecmeterError for anything else."""
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        values = ()
+    if not values or not all(0 <= v <= 1 for v in values):
+        raise SpecmeterError(f"--acceptance {text} is no list of shares.", next_step="Write it as 0.7,0.5,0.4")
+    return values
