@@ -1,26 +1,38 @@
-"""``specmeter report DIR``: the report of a saved run, made again."""
+"""``specmeter report DIR``: the report of a saved run, made again, as text or as a page."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
-from specmeter.trace.rundir import load
+from specmeter.trace.rundir import Run, load
+
+MOST_JSON_BYTES = 64 * 1024 * 1024
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """The directory and the form of the output."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="a run directory, as --out made it")
-    parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the analysis as JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no network")
+    parser.add_argument(
+        "--wiring", type=Path, metavar="FILE", help="what `specmeter check --json` printed, to be drawn in the page"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; a run without an analysis is an error."""
+    """Print the report, or write the page; a run without an analysis is an error."""
+    if args.wiring is not None and args.html is None:
+        raise SpecmeterError("--wiring needs --html", "The wiring is drawn in the page.", "Add --html FILE.")
     saved = load(args.directory)
+    if args.html is not None:
+        return _write_page(saved, args.html, args.wiring)
     if not saved.analysis:
         raise SpecmeterError(
             f"{args.directory} holds no analysis",
@@ -41,3 +53,29 @@ def run(args: argparse.Namespace) -> int:
         if saved.run.get("status") != "complete":
             print("This run is not complete: it was cut off.")
     return int(Exit.DONE)
+
+
+def _write_page(saved: Run, path: Path, wiring: Path | None) -> int:
+    from specmeter.reporters.html import write_page
+
+    if path.is_dir():
+        raise SpecmeterError(f"{path} is a directory", next_step=f"Write --html {path / 'report.html'}.")
+    write_page(saved, path, _read_wiring(wiring) if wiring is not None else None)
+    print(f"saved: {path}")
+    return int(Exit.DONE)
+
+
+def _read_wiring(path: Path) -> dict[str, Any]:
+    """The result of a check's JSON document. Raises SpecmeterError for anything else."""
+    try:
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise SpecmeterError(f"{path} is too large for a check's document")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecmeterError(f"{path} cannot be read", str(error)) from error
+    if not isinstance(document, dict) or document.get("schema") != "specmeter/check/1":
+        raise SpecmeterError(f"{path} is no document of a check", next_step="Make it with `specmeter check --json`.")
+    result = document.get("result")
+    if not isinstance(result, dict):
+        raise SpecmeterError(f"{path} holds no result", next_step="Make it with `specmeter check --json`.")
+    return result

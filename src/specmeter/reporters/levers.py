@@ -62,18 +62,39 @@ def _amdahl(share: float) -> float:
     return share / (1 - share) if share < 1 else 0.0
 
 
-def _fewer_steps(document: Mapping[str, Any]) -> list[Lever]:
-    positions, steps = document["acceptance"]["positions"], document["draft_steps"]
-    kept = [p["cumulative"] for p in positions]
-    if len(kept) < 2 or any(share is None for share in kept) or document["acceptance"]["length_tokens"] is None:
+@dataclass(frozen=True)
+class Shorter:
+    """A chain of ``steps`` drafts as predicted from a longer one: tokens a cycle and ms a cycle."""
+
+    steps: int
+    tokens: float
+    cycle_ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The decode rate, tok/s."""
+        return 1000 * self.tokens / self.cycle_ms
+
+
+def shorter_chains(document: Mapping[str, Any]) -> list[Shorter]:
+    """What each step count up to the profiled one would give; empty where acceptance by position is not known."""
+    kept = [p["cumulative"] for p in document["acceptance"]["positions"]]
+    if not kept or any(share is None for share in kept) or document["acceptance"]["length_tokens"] is None:
         return []
     cycle = document["cycle"]["mean_ms"]["point"]
-    cost = {row["step"]: row["ms"] * row["cycles"] / document["cycle"]["count"] for row in steps}
-    now = (1 + sum(kept)) / cycle
-    found = []
-    for count in range(1, len(kept)):
-        shorter = cycle - sum(ms for step, ms in cost.items() if step > count)
-        gain = (1 + sum(kept[:count])) / shorter / now - 1
-        why = f"yields {1 + sum(kept[:count]):.2f} tokens in {shorter:.2f} ms; `specmeter sweep` measures it"
-        found.append(Lever(f"{count} draft step{'s' if count > 1 else ''} instead of {len(kept)}", gain, False, why))
-    return [max(found, key=lambda lever: lever.gain)]
+    cost = {row["step"]: row["ms"] * row["cycles"] / document["cycle"]["count"] for row in document["draft_steps"]}
+    return [
+        Shorter(count, 1 + sum(kept[:count]), cycle - sum(ms for step, ms in cost.items() if step > count))
+        for count in range(1, len(kept) + 1)
+    ]
+
+
+def _fewer_steps(document: Mapping[str, Any]) -> list[Lever]:
+    chains = shorter_chains(document)
+    if len(chains) < 2:
+        return []
+    now, best = chains[-1], max(chains[:-1], key=lambda chain: chain.tokens_per_s)
+    gain = best.tokens_per_s / now.tokens_per_s - 1
+    why = f"yields {best.tokens:.2f} tokens in {best.cycle_ms:.2f} ms; `specmeter sweep` measures it"
+    steps = f"{best.steps} draft step{'s' if best.steps > 1 else ''}"
+    return [Lever(f"{steps} instead of {now.steps}", gain, False, why)]

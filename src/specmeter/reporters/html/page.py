@@ -1,0 +1,140 @@
+"""The page: sections of a run and of the runs below it, in one file that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from specmeter import __version__
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.html.markup import Section, text
+from specmeter.reporters.html.profile_section import key_figures, profile_sections
+from specmeter.reporters.html.repeat_section import repeat_section
+from specmeter.reporters.html.sweep_section import sweep_figures, sweep_sections
+from specmeter.reporters.html.wiring_section import wiring_sections
+from specmeter.trace.rundir import Run, load
+
+MOST_CHILDREN = 8
+
+
+def write_page(run: Run, path: Path, wiring: Mapping[str, Any] | None = None) -> Path:
+    """Write the page of a run to ``path``, whole or not at all, 0600; gives the path.
+
+    ``wiring`` is the ``result`` of `specmeter check --json`. Raises SpecmeterError where nothing can be shown.
+    """
+    page = render_page(run, wiring)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(page)
+        part.replace(path)
+    except OSError as error:
+        raise SpecmeterError(f"{path} cannot be written", str(error.strerror), "Name a writable file.") from error
+    return path
+
+
+def save_page(folder: Path) -> Path | None:
+    """Write report.html into a finished run directory; None where the charts' library is not installed."""
+    if importlib.util.find_spec("vl_convert") is None:
+        return None
+    return write_page(load(folder), folder / "report.html")
+
+
+def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:
+    """The page of a run as HTML text. Raises SpecmeterError for a run without an analysis or with damaged tables."""
+    runs = _shown(run)
+    if not runs:
+        raise SpecmeterError(
+            f"{run.path} holds no analysis",
+            f"Its run is {run.run.get('status', 'of unknown state')}.",
+            "Look into its logs/ and record again.",
+        )
+    profiles = {name: r.analysis for name, r in runs.items() if r.analysis.get("kind") == "profile"}
+    sections: list[Section] = []
+    heads: list[str] = []
+    for name, one in runs.items():
+        try:
+            head, found = _of_run(name, one, profiles)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise SpecmeterError(
+                f"{one.path}/analysis.json is damaged", f"{type(error).__name__}: {error}", "Record again."
+            ) from error
+        heads.append(head)
+        sections += found
+    if wiring is not None:
+        sections += wiring_sections(wiring)
+    sections.append(repeat_section(run))
+    return _page(run, heads, sections)
+
+
+def _shown(run: Run) -> dict[str, Run]:
+    """The run and the ones below it that have an analysis the page knows, by name ("" for itself)."""
+    found = {"": run} if run.analysis.get("kind") in ("profile", "sweep") else {}
+    for name, child in list(run.children.items())[:MOST_CHILDREN]:
+        if child.analysis.get("kind") in ("profile", "sweep"):
+            found[name] = child
+    return found
+
+
+def _of_run(name: str, run: Run, profiles: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Section]]:
+    """The verdict with its key figures, and the sections."""
+    document = run.analysis
+    prefix = "".join(c if c.isalnum() else "-" for c in name) + "-" if name else ""
+    verdict = document["verdict"]
+    word = verdict["word"] if verdict["word"] in ("faster", "slower") else "inconclusive"
+    if document["kind"] == "profile":
+        figures, sections = key_figures(document), profile_sections(run, prefix)
+    else:
+        figures, sections = sweep_figures(document), sweep_sections(document, profiles, prefix)
+    return f'<h1 class="{word}">{text(verdict["sentence"])}</h1>\n{figures}', sections
+
+
+def _page(run: Run, heads: list[str], sections: list[Section]) -> str:
+    folder = resources.files("specmeter.reporters.html")
+    style = folder.joinpath("style.css").read_text(encoding="utf-8")
+    script = folder.joinpath("page.js").read_text(encoding="utf-8")
+    # The page runs this one script and nothing else, whatever a name in it contains.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    first, rest = heads[0], [head.replace("<h1", "<h2", 1).replace("</h1>", "</h2>", 1) for head in heads[1:]]
+    links = "".join(f'<li><a href="#{s.anchor}">{text(s.title)}</a></li>' for s in sections)
+    name = text(run.run.get("id") or run.path.name, 120)
+    partial = (
+        "" if run.run.get("status") == "complete" else '<p class="note">This run is not complete: it was cut off.</p>'
+    )
+    body = "\n".join(section.as_html() for section in sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>specmeter: {name}</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">To the report</a>
+<div class="page">
+<header><p>specmeter {text(__version__)}: {name}</p><button id="theme" type="button" hidden>Dark</button></header>
+<main id="main">
+{first}
+{partial}
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+{"".join(rest)}
+{body}
+</main>
+</div>
+<div id="tip" role="status"></div>
+<script>{script}</script>
+</body>
+</html>
+"""
