@@ -38,6 +38,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("sweep", "sweep", "Which step count or tree is fastest, each against the baseline with an interval."),
     Entry("compare", "compare", "Two or more settings across server starts: interval, verdict, what would decide it."),
     Entry("bench", "bench", "Load against a server, timed from outside: latency, tok/s, percentiles."),
+    Entry("explain", "explain", "Why this step count: tok/s for any other, what-ifs, three actions worth trying."),
+    Entry("gate", "gate", "For CI: fail when accept length, cycle or break-even got worse than a saved run."),
     Entry("fetch", "fetch", "Download the embedded engine's model into the cache, once."),
     Entry("serve", "serve", "Serve the embedded engine: an OpenAI-compatible server with EAGLE-3."),
     Entry("train", "train", "Train an EAGLE-3 head on data that the target writes itself."),
