@@ -13,7 +13,7 @@ from specmeter.eagle.model_store import ensure_model
 from specmeter.eagle.tokenizer import Tokenizer
 from specmeter.wiring.measure import SoftLoss, acceptance, fuse, in_errors
 from specmeter.wiring.numeric import Bench, Unroller, load, prepare, write_text
-from specmeter.wiring.probe import probe_findings, run_probe
+from specmeter.wiring.probe import Wiring, probe_findings, run_probe
 from specmeter.wiring.scan import run_scan
 
 pytestmark = pytest.mark.engine
@@ -55,12 +55,21 @@ def test_the_predicted_accept_length_is_the_engine_s_own(bench: Bench, head: Pat
 
 def test_the_probe_finds_that_one_layer_off_is_worse(bench: Bench, trained: tuple[int, ...]) -> None:
     off = tuple(k - 1 for k in trained)
-    probe = run_probe(bench, "vllm", off)
+    probe = run_probe(bench, "vllm", Wiring(off))
     best = probe.better()
     assert best is not None and best.wiring.states[-1] == trained[-1]
     assert [finding.id for finding in probe_findings(probe)] == ["probe-better-neighbour"]
     loss = SoftLoss(bench, Unroller(bench, 1))
     assert in_errors(loss.of(fuse(bench, off)) - loss.of(fuse(bench, trained))) > 3
+
+
+def test_a_norm_that_the_head_was_not_trained_with_is_found(bench: Bench, trained: tuple[int, ...]) -> None:
+    probe = run_probe(bench, "vllm", Wiring(trained, normed_residual=True))
+    best = probe.better()
+    assert best is not None and best.wiring.change == "norm before the residual off"
+    right = run_probe(bench, "vllm", Wiring(trained))
+    assert right.better() is None
+    assert right.base.result.accept_length() == best.result.accept_length()
 
 
 def test_the_scan_goes_to_the_trained_layers_without_being_told(bench: Bench, trained: tuple[int, ...]) -> None:

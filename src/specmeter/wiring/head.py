@@ -34,6 +34,11 @@ class Head:
         """The head's config with a nested layer config flattened."""
         return self.shape.config
 
+    def option(self, name: str) -> object:
+        """An option of the head's config, wherever it stands: nested in ``eagle_config``, or on top."""
+        nested = self.config.get("eagle_config")
+        return {**self.config, **(nested if isinstance(nested, Mapping) else {})}.get(name)
+
     @property
     def latent(self) -> bool:
         """Whether its attention is multi-head latent attention, as in heads for DeepSeek and Kimi."""

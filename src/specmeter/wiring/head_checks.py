@@ -192,13 +192,11 @@ def _allowed(head: Head, name: str, layers: int) -> bool:
 
 
 def _norm_options(head: Head) -> Iterator[Finding]:
-    nested = head.config.get("eagle_config")
-    options = {**head.config, **(nested if isinstance(nested, dict) else {})}
     per_state = any(name.startswith(("fc_norm.", "aux_norm_")) for name in head.tensors)
     joint = "input_norm.weight" in head.tensors
-    if per_state != bool(options.get("fc_norm") or options.get("use_aux_norm")):
+    if per_state != bool(head.option("fc_norm") or head.option("use_aux_norm")):
         yield _norm_fault("fc_norm", per_state, "fc_norm")
-    if joint != bool(options.get("norm_before_fc")):
+    if joint != bool(head.option("norm_before_fc")):
         yield _norm_fault("norm_before_fc", joint, "input_norm")
 
 

@@ -8,8 +8,9 @@ arXiv 2503.01840, section 3.2). On greedily written text the drafts that a serve
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from specmeter.eagle.config import DraftConfig, LlamaConfig, read_config
 from specmeter.eagle.draft import Draft
-from specmeter.eagle.kv import KVCache
+from specmeter.eagle.kv import KVCache, Slots
+from specmeter.eagle.layer import Attention, RmsNorm, Step
 from specmeter.eagle.layouts import choose_layout
 from specmeter.eagle.target import Target
 from specmeter.eagle.tokenizer import Tokenizer
@@ -57,6 +59,25 @@ class Bench:
     def layers(self) -> int:
         """Decoder layers of the target."""
         return self.target.config.num_hidden_layers
+
+
+class _NormedResidual:
+    """A head's attention whose residual is the normed hidden input: ``norm_before_residual`` of a head's config."""
+
+    def __init__(self, attention: Attention, norm: RmsNorm) -> None:
+        self._attention = attention
+        self._norm = norm
+
+    def forward(self, x: Tensor, residual: Tensor, step: Step, slots: Slots) -> Tensor:
+        """As Attention.forward; ``residual`` [rows, hidden] is the head's hidden input."""
+        return self._attention.forward(x, self._norm(residual), step, slots)
+
+
+def with_normed_residual(bench: Bench) -> Bench:
+    """The same bench with a head whose attention is added to the normed hidden input, not to the plain one."""
+    head = copy.copy(bench.head)
+    head.attention = _NormedResidual(head.attention, head.hidden_norm)  # type: ignore[assignment]
+    return replace(bench, head=head)
 
 
 def load(target_dir: Path, draft_dir: Path, slots: int, threads: int | None = None) -> tuple[Target, Draft]:

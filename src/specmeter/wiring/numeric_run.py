@@ -11,9 +11,11 @@ from specmeter.eagle.tokenizer import Tokenizer
 from specmeter.errors import SpecmeterError
 from specmeter.wiring.check import Result
 from specmeter.wiring.disagreement import states_text
+from specmeter.wiring.embedded_source import NAME as EMBEDDED
+from specmeter.wiring.feed import Feed
 from specmeter.wiring.findings import Finding, error, note, warning
 from specmeter.wiring.numeric import Bench, load, prepare, write_text
-from specmeter.wiring.probe import Measured, Probe, probe_findings, run_probe
+from specmeter.wiring.probe import Measured, Probe, Wiring, probe_findings, run_probe
 from specmeter.wiring.scan import Scan, run_scan
 
 PROMPTS: tuple[str, ...] = tuple(json.loads(Path(__file__).with_name("probe_prompts.json").read_text("utf-8")))
@@ -52,6 +54,7 @@ def _measured_json(measured: Measured) -> dict[str, object]:
     return {
         "change": measured.wiring.change or None,
         "states": list(measured.wiring.states),
+        "norm_before_residual": measured.wiring.normed_residual,
         "accept_length_tokens": round(measured.result.accept_length(), 4),
         "accepted_per_position": [round(share, 4) for share in measured.result.per_position()],
         "gain_standard_errors": round(measured.gain, 2),
@@ -144,19 +147,27 @@ def measure(result: Result, probe: bool, scan: bool, threads: int | None, say: S
 
 
 def _probe(result: Result, bench: Bench, say: Say) -> tuple[list[Probe], list[Finding]]:
-    wirings: dict[tuple[int, ...], str] = {}
+    wirings: dict[Wiring, str] = {}
     for feed in result.feeds:
         if feed.used and feed.states is not None and not feed.refusal and len(feed.states) == bench.slots:
-            name = wirings.get(feed.states)
-            wirings[feed.states] = f"{name} and {feed.name}" if name else feed.name
+            wiring = Wiring(feed.states, normed_residual=_normed_residual(result, feed))
+            name = wirings.get(wiring)
+            wirings[wiring] = f"{name} and {feed.name}" if name else feed.name
     if not wirings:
         why = "no engine in question feeds as many states as the head takes"
         return [], [warning("probe", "nothing to probe", why, "Correct the layer ids first.")]
     probes = []
-    for states, name in wirings.items():
+    for wiring, name in wirings.items():
         say(f"probing the wiring of {name}")
-        probes.append(run_probe(bench, name, states))
+        probes.append(run_probe(bench, name, wiring))
     return probes, [finding for probe in probes for finding in probe_findings(probe)]
+
+
+def _normed_residual(result: Result, feed: Feed) -> bool:
+    """Whether this engine norms the head's residual: the head's config asks for it, and the engine reads the option."""
+    asked = bool(result.pair.head.config.get("norm_before_residual"))
+    ignored = feed.engine == EMBEDDED or "norm_before_residual" in feed.ignored_options
+    return asked and not ignored
 
 
 def scan_findings(scan: Scan, result: Result) -> list[Finding]:

@@ -237,10 +237,8 @@ def _spellings(states: tuple[int, ...] | None) -> list[list[int]]:
 
 
 def _options(head: Head, feed: Feed) -> Iterator[Finding]:
-    nested = head.config.get("eagle_config")
-    options = {**head.config, **(nested if isinstance(nested, dict) else {})}
     for option in feed.ignored_options:
-        if options.get(option) and not (option == "use_aux_norm" and options.get("fc_norm")):
+        if head.option(option) and not (option == "use_aux_norm" and head.option("fc_norm")):
             yield error(
                 "option-ignored",
                 f"{feed.name} ignores {option}, which the head's config sets",

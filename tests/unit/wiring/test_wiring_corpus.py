@@ -138,6 +138,13 @@ def both(*mutations: Mutation) -> Mutation:
     return apply
 
 
+def no_head(made: Made) -> None:
+    made.draft["architectures"] = ["LlamaForCausalLM"]
+    made.draft_tensors.clear()
+    made.d2t.clear()
+    made.t2d.clear()
+
+
 V, S = "vllm==0.32.0", "sglang==0.5.16"
 BROKEN: dict[str, tuple[str, str, Mutation, str, tuple[int, ...] | None]] = {
     "embedding by id 0 in vLLM": ("llama", V, config(**{TOP: [0, 15, 28]}), "embedding-fed", (1, 16, 29)),
@@ -221,10 +228,7 @@ BROKEN: dict[str, tuple[str, str, Mutation, str, tuple[int, ...] | None]] = {
     "remote code": ("llama", "", config(auto_map={"AutoModel": "modeling_x.X"}), "remote-code", None),
     "GLM-4 MoE has no EAGLE-3 in vLLM": ("glm", V, lambda m: None, "engine-refuses", None),
     "Kimi K2.5 before SGLang 0.5.10": ("kimi", "sglang==0.5.9", lambda m: None, "engine-refuses", None),
-    "not a head at all": (
-        "llama", "", lambda m: (m.draft.update(architectures=["LlamaForCausalLM"]), m.draft_tensors.clear(),
-                                m.d2t.clear(), m.t2d.clear()), "head-kind", None
-    ),
+    "not a head at all": ("llama", "", lambda m: no_head(m), "head-kind", None),
 }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from specmeter.eagle.engine import Engine, Sampling, SpecSettings
 from specmeter.eagle.linear import PLAIN_FLOAT32
 from specmeter.wiring.measure import Acceptance, SoftLoss, acceptance, fuse, in_errors
-from specmeter.wiring.numeric import Bench, Text, Unroller, load, prepare
-from specmeter.wiring.probe import neighbours, probe_findings, run_probe
+from specmeter.wiring.numeric import Bench, Text, Unroller, load, prepare, with_normed_residual
+from specmeter.wiring.probe import Wiring, neighbours, probe_findings, run_probe
 from specmeter.wiring.scan import run_scan, starts
 from tests.support.tiny_eagle import CAPTURE, LAYERS, VOCAB, write_head, write_target
 
@@ -94,22 +94,55 @@ def test_the_soft_loss_prefers_the_right_wiring(bench: Bench) -> None:
 
 
 def test_neighbours_cover_the_common_mistakes() -> None:
-    made = list(neighbours((3, 16, 28), 30))
+    made = list(neighbours(Wiring((3, 16, 28)), 30))
     states = {wiring.states for wiring in made}
-    assert {(2, 15, 27), (4, 17, 29), (2, 16, 28), (3, 17, 28), (3, 16, 29), (0, 16, 28), (28, 16, 3)} <= states
-    assert any(w.normalise for w in made) and any(w.map_ignored for w in made)
-    assert (1, 16, 28) in {wiring.states for wiring in neighbours((0, 16, 28), 30)}
+    shifted = {(2, 15, 27), (4, 17, 29)}
+    shifted |= {(2, 16, 28), (4, 16, 28), (3, 15, 28), (3, 17, 28), (3, 16, 27), (3, 16, 29)}
+    embedding, order = {(0, 16, 28)}, {(28, 16, 3), (16, 3, 28), (3, 28, 16)}
+    assert states == {(3, 16, 28)} | shifted | embedding | order
+    others = [w for w in made if w.states == (3, 16, 28)]
+    assert [(w.normalise, w.normed_residual, w.map_ignored) for w in others] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+    assert (1, 16, 28) in {wiring.states for wiring in neighbours(Wiring((0, 16, 28)), 30)}
+    # What the head's config asks for holds for every neighbour but the one that switches it.
+    normed = [w.normed_residual for w in neighbours(Wiring((3, 16, 28), normed_residual=True), 30)]
+    assert normed.count(False) == 1
+
+
+def test_neighbours_stay_inside_the_target() -> None:
+    made = list(neighbours(Wiring((0, 16, 30)), 30))
+    assert all(0 <= k <= 30 for wiring in made for k in wiring.states)
+    assert not [wiring for wiring in made if wiring.change.startswith("every state")]
 
 
 def test_a_probe_under_a_wrong_wiring_names_the_better_one(bench: Bench) -> None:
-    probe = run_probe(bench, "toy 1.0", (0, 1, 2))
+    probe = run_probe(bench, "toy 1.0", Wiring((0, 1, 2)))
     better = probe.better()
     assert better is not None and better.wiring.states[-1] == LAYERS
     assert [f.id for f in probe_findings(probe)] == ["probe-better-neighbour"]
-    right = run_probe(bench, "toy 1.0", tuple(CAPTURE))
+    right = run_probe(bench, "toy 1.0", Wiring(tuple(CAPTURE)))
     # Two of this head's three states are noise to it, so only the third can be wrong.
     assert right.base.result.accept_length() > probe.base.result.accept_length() + 0.2
     assert all(m.wiring.states[-1] == LAYERS for m in right.neighbours if m.gain > 3)
+
+
+def test_the_normed_residual_is_the_one_of_engines_that_know_the_option(bench: Bench) -> None:
+    """The layer by hand, as vLLM's class has it: residual = hidden_norm(hidden) in place of hidden."""
+    hidden = fuse(bench, CAPTURE)
+    plain, normed = Unroller(bench, 1), Unroller(with_normed_residual(bench), 1)
+    given = bench.head.hidden_norm(hidden)
+    assert not torch.allclose(plain.first(hidden), normed.first(hidden))
+    # The attention sees the same input either way, so the sum before the MLP differs by the residuals' difference.
+    seen: list[torch.Tensor] = []
+    for unroller in (plain, normed):
+        head, mlp_norm = unroller.bench.head, unroller.bench.head.mlp_norm
+        head.mlp_norm = lambda x, norm=mlp_norm: seen.append(x.clone()) or norm(x)  # type: ignore[assignment, func-returns-value]
+        unroller.first(hidden)
+        head.mlp_norm = mlp_norm
+    assert torch.allclose(seen[1] - seen[0], given - hidden, atol=1e-4)
 
 
 def test_a_scan_finds_the_state_that_matters_and_says_that_the_others_do_not(bench: Bench) -> None:
