@@ -54,4 +54,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("status", "status", "Links and their processes: what is armed, hit, refused."),
     Entry("patch", "patch", "On disk, for servers that nothing else reaches: a few lines, a backup, a way back."),
     Entry("report", "report", "Print the report of a saved run again."),
+    Entry("diff", "diff", "Two saved runs side by side: what changed, phase by phase, with intervals."),
+    Entry("export", "export", "A saved run as a timeline (Chrome, Perfetto), tables (Parquet, JSON) or metrics."),
+    Entry("top", "top", "Live: the cycle, tok/s and acceptance of every server that carries probes."),
+    Entry("metrics", "metrics", "Live figures for Prometheus: an endpoint on this machine, or a text file."),
 )

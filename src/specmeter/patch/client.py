@@ -1,0 +1,235 @@
+"""The controller's side of a patch: which files, the link, and the program that patches beside the server."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import specmeter.runtime
+from specmeter import __version__
+from specmeter.control.link import Link, default_base, make_link, open_link, remove_link
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.recipes.planner import Planned
+
+FAR = Path(__file__).parent / "far.py"
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file that would take the lines, with what ``preview`` says of it, and the plan's modules below it."""
+
+    path: str
+    preview: dict[str, Any]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying did: the link, and for each file ``applied`` or ``already``."""
+
+    link: Link
+    outcomes: dict[str, str]
+    link_made: bool
+
+
+def targets_of(plan: Mapping[str, Any], python: Path) -> tuple[list[Target], dict[str, str]]:
+    """The files that activate the runtime before any module of the plan runs, and modules that none is for, with why.
+
+    That is the outermost package's ``__init__``: each process that imports a module of the plan imports it first.
+    Changes nothing. Raises SpecmeterError when that Python does not work.
+    """
+    modules = {point["module"]: point["path"] for point in plan["points"]}
+    names = list(modules)
+    groups = [_packages(name, modules[name]) for name in names]
+    reply = ask(python, {"op": "preview", "candidates": groups})
+    found: dict[str, list[str]] = {}
+    unreached = {}
+    for name, path in zip(names, reply["targets"], strict=True):
+        if path is None:
+            unreached[name] = "no package around it has an __init__.py, and its own file must stay as it was planned"
+        elif path == os.path.realpath(modules[name]):
+            unreached[name] = "it is the file that takes the lines, so it is not the file that was planned"
+        if path is not None:
+            found.setdefault(path, []).append(name)
+    return [Target(path, reply["files"][path], tuple(names)) for path, names in sorted(found.items())], unreached
+
+
+def apply(
+    planned: Planned,
+    python: Path,
+    *,
+    link_id: str | None = None,
+    armed: bool = False,
+    capacity: int | None = None,
+    command: Sequence[str] = (),
+) -> Applied:
+    """Patch the files for a plan, with a link for its processes; a patch that is there already stays as it is.
+
+    Raises SpecmeterError with exit 3 when a file refuses: then none is patched, and no link is left.
+    """
+    targets, _ = targets_of(planned.plan, python)
+    if not targets:
+        raise SpecmeterError("No file can take the lines of a patch.", "No module of the plan is in a package.")
+    _raise_refusals(targets)
+    link, made = _link_for(planned, targets, link_id, armed, capacity, command)
+    files = {name: base64.b64encode(data).decode() for name, data in _folder_files(link).items()}
+    facts = {
+        "id": secrets.token_hex(4),
+        "link": str(link.path),
+        "engine": planned.plan["engine"],
+        "engine_version": planned.plan["engine_version"],
+        "python": str(python),
+        "specmeter": __version__,
+        "by": f"{_user()}@{socket.gethostname()}",
+    }
+    outcomes: dict[str, str] = {}
+    try:
+        for target in targets:
+            request = {"op": "apply", "path": target.path, "files": files, "facts": facts}
+            outcomes[target.path] = ask(python, {**request, "expected": _planned_hash(target)})["outcome"]
+    except SpecmeterError:
+        for path, outcome in outcomes.items():
+            if outcome == "applied":
+                ask(python, {"op": "restore", "path": path})
+        if made:
+            remove_link(link)
+        raise
+    return Applied(link, outcomes, made)
+
+
+def restore(path: str, python: Path | None = None, keep_changes: bool = False) -> str:
+    """Put one file back: ``restored``, ``already`` or ``kept``. Raises SpecmeterError with exit 3 when it refuses."""
+    request = {"op": "restore", "path": os.path.abspath(path), "keep_changes": keep_changes}
+    return str(ask(python or Path(sys.executable), request)["outcome"])
+
+
+def look(paths: Sequence[str] = (), python: Path | None = None) -> list[dict[str, Any]]:
+    """The state of those files, or of all that this user has patched."""
+    request = {"op": "look", "paths": [os.path.abspath(path) for path in paths]}
+    states: list[dict[str, Any]] = ask(python or Path(sys.executable), request)["states"]
+    return states
+
+
+def ask(python: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run ``far.py`` under ``python``. Raises SpecmeterError: exit 3 when it refuses, 5 when that Python fails."""
+    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    environment.pop("SPECMETER_LINK", None)
+    try:
+        done = subprocess.run(
+            [str(python), str(FAR)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            env=environment,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _broken(python, str(error)) from None
+    except ValueError:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _broken(python, lines[-1] if lines else f"it ended with code {done.returncode}") from None
+    if "fault" in answer:
+        raise RuntimeError(f"{FAR} failed under {python}:\n{answer['fault']}")
+    if "refused" in answer:
+        raise refusal(answer["refused"])
+    reply: dict[str, Any] = answer["ok"]
+    return reply
+
+
+def refusal(refused: Mapping[str, str]) -> SpecmeterError:
+    """A refusal of the program beside the server, as an error; a difference goes into the reason."""
+    why = refused["why"] + (f"\n{refused['diff']}" if refused.get("diff") else "")
+    return SpecmeterError(refused["what"], why, refused["next"], Exit.REFUSED)
+
+
+def _packages(module: str, path: str) -> list[str]:
+    """The ``__init__.py`` files around a module, outermost first; whether they exist is for the far side to see."""
+    parts = module.split(".")
+    folder = os.path.dirname(path)
+    if os.path.basename(path) != "__init__.py":
+        parts = parts[:-1]
+    found = []
+    while parts and os.path.basename(folder) == parts[-1]:
+        found.append(os.path.join(folder, "__init__.py"))
+        folder = os.path.dirname(folder)
+        parts = parts[:-1]
+    return found[::-1]
+
+
+def _raise_refusals(targets: Sequence[Target]) -> None:
+    for target in targets:
+        if "refused" in target.preview:
+            raise refusal(target.preview["refused"])
+
+
+def _planned_hash(target: Target) -> str | None:
+    return None if target.preview["manifest"] else target.preview["sha256"]
+
+
+def _link_for(
+    planned: Planned,
+    targets: Sequence[Target],
+    link_id: str | None,
+    armed: bool,
+    capacity: int | None,
+    command: Sequence[str],
+) -> tuple[Link, bool]:
+    """The link that the files name already, made anew where it was taken away; else a new one."""
+    named = {target.preview["manifest"]["link"] for target in targets if target.preview["kind"] == "applied"}
+    if len(named) > 1:
+        raise SpecmeterError(
+            "The files are patched for different links.", ", ".join(sorted(named)), "Restore them first.", Exit.REFUSED
+        )
+    path = Path(named.pop()) if named else None
+    if path is not None and path.is_dir():
+        return open_link(path), False
+    base = default_base()
+    if path is not None and path.parent != base:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    link = make_link(
+        planned.plan,
+        planned.code,
+        link_id=path.name if path else link_id,
+        base=path.parent if path else base,
+        command=command,
+        armed=armed,
+        capacity=capacity,
+    )
+    return link, True
+
+
+def _folder_files(link: Link) -> dict[str, bytes]:
+    """What goes into the folder beside the patched file: the runtime's sources, the start program, the link's path."""
+    runtime = Path(specmeter.runtime.__file__).parent
+    files = {f"runtime/{path.name}": path.read_bytes() for path in sorted(runtime.glob("*.py"))}
+    files["start.py"] = (Path(__file__).parent / "start.py").read_bytes()
+    files["link"] = os.fsencode(link.path)
+    return files
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
+
+
+def _broken(python: Path, why: str) -> SpecmeterError:
+    return SpecmeterError(
+        f"The Python interpreter {python} does not work.",
+        why,
+        "Name the interpreter that runs the server with --python (CPython 3.9 or later).",
+        Exit.ENVIRONMENT,
+    )
