@@ -14,6 +14,7 @@ from specmeter import __version__
 from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
 from specmeter.analysis.overhead import drawn_overhead
+from specmeter.analysis.ranks import rank_tables
 from specmeter.analysis.stats import (
     Interval,
     cluster_ratio,
@@ -107,7 +108,7 @@ def analyse(
         **gain,
         "measured_speedup": measured.as_json() if measured else None,
         "overhead": _overhead(rank, trace.requests),
-        "ranks": [_rank(r, trace, mask) for r in trace.ranks] if len(trace.ranks) > 1 else [],
+        **rank_tables(trace, mask),
         "records": {"count": trace.records, "overwritten": trace.overwritten, "holes": trace.holes},
         "refused": list(trace.plan.get("refused", [])),
     }
@@ -225,17 +226,6 @@ def _overhead(rank: RankTrace, requests: Sequence[Request]) -> dict[str, Any] | 
         "percent": found.percent.as_json(),
         "cycles_in": found.cycles_in,
         "cycles_out": found.cycles_out,
-    }
-
-
-def _rank(rank: RankTrace, trace: Trace, mask: NDArray[np.bool_]) -> dict[str, Any]:
-    table = breakdown(rank, trace.index, select(rank, mask))
-    return {
-        "host": rank.host,
-        "rank": rank.rank,
-        "cycle_ms": table.cycle_ms,
-        "cycles": table.cycles,
-        "phases_ms": {row.name: row.ms for row in table.phases},
     }
 
 

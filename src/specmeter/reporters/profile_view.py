@@ -47,6 +47,7 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     if document["ranks"]:
         yield heading("Ranks (mean ms a cycle)")
         yield _rank_table(document, width)
+        yield from _straggler(document)
 
 
 def cycle_shares(document: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -234,10 +235,25 @@ def _overhead(found: Mapping[str, Any] | None) -> Iterator[RenderableType]:
 
 
 def _rank_table(document: Mapping[str, Any], width: int) -> Table:
+    collective = any(rank.get("collectives_ms") for rank in document["ranks"])
+    extra = ["own work", "collectives"] if collective else []
     phases = [row["name"] for row in document["phases"]]
-    shown = phases if width >= 30 + 10 * len(phases) else phases[: max(1, (width - 30) // 10)]
-    table = make_table(["rank", "cycle", *shown])
+    room = width - 30 - 12 * len(extra)
+    shown = phases if room >= 10 * len(phases) else phases[: max(1, room // 10)]
+    table = make_table(["rank", "cycle", *extra, *shown])
     for rank in document["ranks"]:
-        values = [number(rank["phases_ms"].get(phase, 0.0)) for phase in shown]
-        table.add_row(f"{rank['rank']} on {inert(rank['host'], 20)}", number(rank["cycle_ms"]), *values)
+        values = [rank["phases_ms"].get(phase, 0.0) for phase in shown]
+        if collective:
+            values = [rank["own_ms"], sum(rank["collectives_ms"].values()), *values]
+        name = f"{rank['rank']} on {inert(rank['host'], 20)}"
+        table.add_row(name, number(rank["cycle_ms"]), *(number(value) for value in values))
     return table
+
+
+def _straggler(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    found = document.get("straggler")
+    if found is not None:
+        yield remark(
+            f"Rank {found['rank']} is the straggler: {number(found['own_ms'])} ms of own work a cycle against "
+            f"{number(found['others_own_ms'])} of the others, which wait for it in the collectives."
+        )

@@ -1,0 +1,75 @@
+"""Several ranks beside each other: each one's phases, its time in collectives, and which rank the others wait for.
+
+A collective ends for all ranks at once, so a rank that comes early spends the difference in it, waiting. Own work is
+therefore the cycle without collectives, and the straggler is the rank whose own work is longest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.analysis.breakdown import breakdown, select
+from specmeter.trace.build import RankTrace, Trace
+
+_COLLECTIVE = re.compile(r"\.(all_reduce|all_gather|gather|reduce_scatter|broadcast|all_to_all)$")
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank's mean cycle. ``phases_ms`` and ``collectives_ms`` by name, ``own_ms`` the cycle without collectives."""
+
+    host: str
+    rank: int
+    cycle_ms: float
+    cycles: int
+    phases_ms: dict[str, float]
+    collectives_ms: dict[str, float]
+    collective_calls: float
+    own_ms: float
+
+
+def rank_row(rank: RankTrace, trace: Trace, requests: NDArray[np.bool_]) -> RankRow:
+    """The row of ``rank`` over the decode cycles of the ``requests`` chosen."""
+    table = breakdown(rank, trace.index, select(rank, requests))
+    collectives = {row.name: row for row in table.rows if _COLLECTIVE.search(row.name)}
+    spent = {name: row.ms for name, row in collectives.items()}
+    return RankRow(
+        rank.host,
+        rank.rank,
+        table.cycle_ms,
+        table.cycles,
+        {row.name: row.ms for row in table.phases},
+        spent,
+        sum(row.calls for row in collectives.values()),
+        table.cycle_ms - sum(spent.values()),
+    )
+
+
+def rank_tables(trace: Trace, requests: NDArray[np.bool_]) -> dict[str, Any]:
+    """The keys ``ranks`` and ``straggler`` of analysis.json; empty and None for a single rank."""
+    if len(trace.ranks) < 2:
+        return {"ranks": [], "straggler": None}
+    rows = [rank_row(rank, trace, requests) for rank in trace.ranks]
+    return {"ranks": [asdict(row) for row in rows], "straggler": straggler(rows)}
+
+
+def straggler(rows: Sequence[RankRow]) -> dict[str, Any] | None:
+    """The rank whose own work is longest, and by how much over the mean of the others; None without collectives."""
+    timed = [row for row in rows if row.collectives_ms and row.cycles]
+    if len(timed) < 2:
+        return None
+    slowest = max(timed, key=lambda row: row.own_ms)
+    others = float(np.mean([row.own_ms for row in timed if row is not slowest]))
+    return {
+        "rank": slowest.rank,
+        "host": slowest.host,
+        "own_ms": slowest.own_ms,
+        "others_own_ms": others,
+        "behind_ms": slowest.own_ms - others,
+    }
