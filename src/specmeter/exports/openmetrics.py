@@ -70,7 +70,7 @@ def _histograms(core: Any, figures: Sequence[Figures]) -> Iterator[Any]:
 
 def _counters(core: Any, figures: Sequence[Figures]) -> Iterator[Any]:
     cycles = core.CounterMetricFamily(
-        "specmeter_cycles",
+        "specmeter_observed_cycles",
         "Cycles seen: decode, plain (without speculation), mixed, prefill.",
         labels=(*LABELS, "kind"),
     )

@@ -1,0 +1,1 @@
+"""Servers that run now, seen through their rings alone: what ``top`` and ``metrics`` show."""

@@ -1,0 +1,190 @@
+"""One link's server while it runs: its rings are tailed, new cycles folded into each rank's figures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.control.link import Link
+from specmeter.control.processes import Process, processes
+from specmeter.errors import SpecmeterError
+from specmeter.exports.figures import Figures
+from specmeter.live.rank import RankStats
+from specmeter.live.tail import Tail
+from specmeter.runtime import layout
+from specmeter.trace.build import RankTrace, build_trace
+from specmeter.trace.plan import CYCLE, index_plan
+from specmeter.trace.ring import Records, Ring
+
+LOOK_S = 1.0
+FOLD_S = 0.25
+_MOST_PENDING = 200_000
+
+
+@dataclass
+class _Source:
+    """One process's ring: its tail, and the records that belong to cycles not counted yet."""
+
+    tail: Tail
+    pending: Records
+    lost: int = 0
+    device_end: tuple[int, int] | None = None
+
+
+@dataclass
+class LiveRank:
+    """One rank: its figures, and the trace that was seen last (its host, pid and rank)."""
+
+    stats: RankStats
+    last: RankTrace
+
+
+@dataclass
+class LiveServer:
+    """Reads one link. ``fault`` says why a ring cannot be read, empty when all can."""
+
+    link: Link
+    histograms: bool = False
+    ranks: dict[tuple[str, int, int], LiveRank] = field(default_factory=dict)
+    found: list[Process] = field(default_factory=list)
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        self._plan = self.link.plan()
+        self._index = index_plan(self._plan)
+        self._sources: dict[Path, _Source] = {}
+        self._looked = 0.0
+        self._folded = 0.0
+        self._fresh = False
+
+    @property
+    def engine(self) -> str:
+        """The engine's name and version, as planned."""
+        return f"{self._plan.get('engine') or ''} {self._plan.get('engine_version') or ''}".strip()
+
+    @property
+    def armed(self) -> bool:
+        """Whether every living process has the probes in."""
+        alive = [p for p in self.found if p.alive]
+        return bool(alive) and all(p.armed for p in alive)
+
+    @property
+    def lost(self) -> int:
+        """Records overwritten before they were read."""
+        return sum(source.tail.lost for source in self._sources.values())
+
+    def poll(self) -> None:
+        """Read what is new. Cheap without news: one slot of each ring is looked at. Never raises for a ring's fault."""
+        now = time.perf_counter()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self.look()
+        for path, source in list(self._sources.items()):
+            records = source.tail.new()
+            if len(records):
+                source.pending = np.concatenate([source.pending, records])[-_MOST_PENDING:]
+                self._fresh = True
+            if source.tail.lost != source.lost:
+                source.lost = source.tail.lost
+                self._interrupt()
+            if not path.exists() and not len(records):
+                del self._sources[path]
+        if self._fresh and now - self._folded >= FOLD_S:
+            self._fresh, self._folded = False, now
+            try:
+                self._fold()
+            except SpecmeterError as error:
+                self.fault = error.why or error.what
+                self._forget()
+
+    def look(self) -> None:
+        """See which processes and rings there are now."""
+        self.found = processes(self.link)
+        for source in self._sources.values():
+            source.tail.pass_hole()
+        for process in self.found:
+            if process.ring is None or process.ring in self._sources or not process.alive:
+                continue
+            try:
+                tail = Tail(process.ring)
+            except (SpecmeterError, OSError, ValueError) as error:
+                self.fault = str(getattr(error, "why", "") or error)
+                continue
+            self._sources[process.ring] = _Source(tail, tail.poll(1)[:0])
+
+    def figures(self) -> list[Figures]:
+        """What metrics show, a rank each."""
+        second = time.perf_counter_ns() // 1_000_000_000
+        found = []
+        for number, key in enumerate(sorted(self.ranks)):
+            rank = self.ranks[key]
+            lost = self.lost if number == 0 else 0
+            found.append(rank.stats.figures(self.link.id, rank.last, second, lost, self.armed))
+        return found
+
+    def _fold(self) -> None:
+        """Count the cycles whose end is known, and keep the records from the last cycle's begin on."""
+        role = self._index.role_of
+        starts = []
+        for source in self._sources.values():
+            records = source.pending
+            began = records["t0"][(role[records["point"]] == CYCLE) & (records["kind"] == layout.KIND_HOST_SPAN)]
+            if len(began):
+                starts.append(int(began.max()))
+        if not starts:
+            return
+        until = min(starts)
+        rings = [Ring(s.tail.header, s.pending, 0, 0, 0) for s in self._sources.values() if len(s.pending)]
+        trace = build_trace(rings, self._plan, (), self._index)
+        for rank in trace.ranks:
+            key = (rank.host, rank.rank, rank.pid)
+            if key not in self.ranks:
+                self.ranks[key] = LiveRank(RankStats(self._index, self.histograms), rank)
+            self.ranks[key].last = rank
+            self.ranks[key].stats.take(rank, until)
+        for source in self._sources.values():
+            self._device(source)
+            source.pending = source.pending[_moment(source.pending) >= until]
+
+    def _device(self, source: _Source) -> None:
+        """Gaps between the device's timed points, within a cycle, of the pending device spans."""
+        spans = source.pending[source.pending["kind"] == layout.KIND_DEVICE_SPAN]
+        if not len(spans):
+            return
+        cycle = spans["cycle"].astype(np.int64) - spans["value"]
+        before = source.device_end or (int(cycle[0]), int(spans["t0"][0]))
+        ends = np.concatenate([[before[1]], spans["t1"][:-1]])
+        of = np.concatenate([[before[0]], cycle[:-1]])
+        # From one cycle to the next is a seam too; beyond that the server had nothing to do, or probes were out.
+        gap = np.where(cycle - of <= 1, np.maximum(spans["t0"] - ends, 0), 0)
+        source.device_end = (int(cycle[-1]), int(spans["t1"][-1]))
+        mine = [rank for key, rank in self.ranks.items() if key[2] == source.tail.header.pid] or list(
+            self.ranks.values()
+        )
+        for rank in mine[:1]:
+            _, group = np.unique(cycle, return_inverse=True)
+            rank.stats.take_device(np.bincount(group, weights=gap).astype(np.int64))
+
+    def _interrupt(self) -> None:
+        for rank in self.ranks.values():
+            rank.stats.interrupt()
+
+    def _forget(self) -> None:
+        for source in self._sources.values():
+            source.pending = source.pending[:0]
+        self._interrupt()
+
+
+def _moment(records: Records) -> NDArray[np.int64]:
+    """The time by which each record belongs to a cycle. Device spans are counted at once, so they are over."""
+    host = (records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK)
+    moment: NDArray[np.int64] = np.where(host, records["t0"], records["t1"])
+    moment[records["kind"] == layout.KIND_DEVICE_SPAN] = -1
+    # The last change of sampling holds for cycles to come.
+    marks = np.flatnonzero((records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING))
+    moment[marks[-1:]] = np.iinfo(np.int64).max
+    return moment

@@ -1,0 +1,55 @@
+"""The end of a ring that is still being written: only records that are new since the last look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from specmeter.trace.ring import Records, RingCursor
+
+_PIECE = 1024
+_MOST = 1 << 17
+_HOLES = 256
+
+
+class Tail(RingCursor):
+    """Begins at the ring's present end; ``new`` gives what was completed since. ``lost`` counts overwritten records."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._marks = self._slots["seq"]
+        self._stuck_at = -1
+        # The newest mark is the next slot's number. One look over the file, when the ring is opened.
+        self.next_position = int(np.ascontiguousarray(self._marks).max(initial=0))
+
+    def new(self) -> Records:
+        """The records completed since the last call. Looks at one slot when there are none."""
+        if not self._moved():
+            return self._slots[:0]
+        pieces = [self.poll(_PIECE)]
+        while len(pieces[-1]) == _PIECE and len(pieces) * _PIECE < _MOST:
+            pieces.append(self.poll(_PIECE))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def pass_hole(self) -> None:
+        """Go past a slot that its thread never completed, when it was there at the last call too."""
+        ahead = (self.next_position + 1 + np.arange(_HOLES)) % self.header.capacity
+        behind = self._marks[ahead] == (self.next_position + 2 + np.arange(_HOLES)).astype(np.uint32)
+        if not behind.any() or self._moved():
+            self._stuck_at = -1
+        elif self._stuck_at == self.next_position:
+            step = 1 + int(np.argmax(behind))
+            self.next_position += step
+            self.lost += step
+        else:
+            self._stuck_at = self.next_position
+
+    def _moved(self) -> bool:
+        slot = self.next_position % self.header.capacity
+        return int(self._marks[slot]) != self._mark_before(slot)
+
+    def _mark_before(self, slot: int) -> int:
+        """What the next slot holds while nothing was written there: its mark of one lap ago, or 0."""
+        lap = self.next_position - self.header.capacity
+        return lap + 1 if lap >= 0 else 0
