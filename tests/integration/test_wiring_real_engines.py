@@ -25,6 +25,10 @@ CONFIGS: tuple[dict[str, object], ...] = (
     {IDS: [3, 31, 59]},
 )
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM")
+FAMILIES = (
+    *ARCHITECTURES, "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM",
+)  # fmt: skip
 
 
 def target(architecture: str) -> Shape:
@@ -54,6 +58,19 @@ def test_the_table_says_what_the_released_source_does(name: str) -> None:
                     config,
                     [str(mark) for mark in feed.evidence],
                 )
+
+
+@pytest.mark.skipif(not RELEASES, reason="no unpacked releases: run `make corpus`")
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_table_knows_which_classes_a_release_supports(name: str) -> None:
+    engine, version, folder = release(name)
+    found = in_folder(folder, engine, version)
+    config: dict[str, object] = {IDS: [3, 31, 59], "eagle_config": {IDS: [2, 30, 58]}}
+    for architecture in FAMILIES:
+        shape = target(architecture)
+        table = {feed.reader: feed.states for feed in from_table(engine, version, shape, config)}
+        real = {feed.reader: feed.states for feed in derive(found, shape, config)}
+        assert {reader: table.get(reader) for reader in real} == real, architecture
 
 
 def first(feeds: list[Feed]) -> Feed:

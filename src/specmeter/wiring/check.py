@@ -20,7 +20,7 @@ from specmeter.wiring.locate import ENGINES, Engine
 from specmeter.wiring.position_checks import check_positions
 from specmeter.wiring.shape import Shape, read_shape
 from specmeter.wiring.trained import Trained, trained_states
-from specmeter.wiring.version_table import NEWEST, from_table, parse_version
+from specmeter.wiring.version_table import NEWEST, from_table, parse_version, table_knows
 from specmeter.wiring.vocabulary_checks import check_text, check_vocabulary
 from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
 
@@ -128,6 +128,16 @@ def _origin(engine: Engine, feeds: list[Feed], target: Shape, config: Mapping[st
         found = [
             note("from-table", f"{name}: answers come from the table of releases, not from its source", engine=name)
         ]
+        if not table_knows(engine.name, target.architecture):
+            found.append(
+                warning(
+                    "table-class",
+                    f"the table of {engine.name} releases does not cover the target class {target.architecture}",
+                    "What is said of it is what most classes do; whether it supports EAGLE-3 at all is not known.",
+                    "Give the engine's source: --python EXE or --path DIR.",
+                    engine=name,
+                )
+            )
         if parse_version(engine.version) > parse_version(NEWEST[engine.name]):
             found.append(
                 warning("table-too-old", f"{name} is newer than the table, which ends at {NEWEST[engine.name]}")

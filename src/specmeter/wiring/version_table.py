@@ -24,9 +24,15 @@ _DEEPSEEK = (
     "KimiK25ForConditionalGeneration",
 )
 _GPT_OSS = "GptOssForCausalLM"
-# The first release whose class supports EAGLE-3, for classes that did not always.
+_NEVER: Version = (1000,)
+# The first release whose class supports EAGLE-3; the table knows no other classes.
 _SINCE: dict[str, dict[str, Version]] = {
     "sglang": {
+        "LlamaForCausalLM": (0,),
+        "MistralForCausalLM": (0,),
+        "Mistral3ForConditionalGeneration": _NEVER,
+        "Qwen2MoeForCausalLM": (0, 5, 2),
+        "Qwen3NextForCausalLM": (0, 5, 9),
         "DeepseekV2ForCausalLM": (0, 5, 4, 3),
         "DeepseekV3ForCausalLM": (0, 5, 4, 3),
         "KimiK25ForConditionalGeneration": (0, 5, 10),
@@ -35,16 +41,23 @@ _SINCE: dict[str, dict[str, Version]] = {
         "Qwen3MoeForCausalLM": (0, 4, 9),
         "GptOssForCausalLM": (0, 5),
         "Glm4MoeForCausalLM": (0, 5, 5),
-        "MiniMaxM2ForCausalLM": (0, 5, 5, 3),
+        "MiniMaxM2ForCausalLM": (0, 5, 5, 1),
     },
     "vllm": {
+        "LlamaForCausalLM": (0,),
+        "MistralForCausalLM": (0,),
+        "Mistral3ForConditionalGeneration": (0, 16),
+        "Qwen2ForCausalLM": (0,),
+        "Qwen2MoeForCausalLM": _NEVER,
+        "Qwen3ForCausalLM": (0,),
+        "Qwen3NextForCausalLM": (0, 24),
         "DeepseekV2ForCausalLM": (0, 18),
         "DeepseekV3ForCausalLM": (0, 18),
         "KimiK25ForConditionalGeneration": (0, 18),
         "MiniMaxM2ForCausalLM": (0, 20),
-        "Qwen3MoeForCausalLM": (0, 11, 2),
+        "Qwen3MoeForCausalLM": (0, 11, 1),
         "GptOssForCausalLM": (0, 11),
-        "Glm4MoeForCausalLM": (1000,),
+        "Glm4MoeForCausalLM": _NEVER,
     },
 }
 _DFLASH = ("dflash_config", "target_layer_ids")
@@ -73,6 +86,11 @@ def parse_version(text: str) -> Version:
         raise SpecmeterError(f"{text!r} is not a version", next_step="Write it as 0.5.16.")
     post = re.search(r"post(\d+)", text)
     return tuple(int(part) for part in numbers.group().split(".")) + ((int(post.group(1)),) if post else ())
+
+
+def table_knows(engine: str, architecture: str) -> bool:
+    """Whether the rows were read for this target class; for another one the table's answer is that of most classes."""
+    return architecture in _SINCE[engine]
 
 
 def from_table(
