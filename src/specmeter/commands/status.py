@@ -8,6 +8,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.commands.link_options import add_link_arguments
+from specmeter.control import holder
 from specmeter.control.hits import count_hits
 from specmeter.control.link import Link, find_link, links
 from specmeter.control.processes import Ack, Process, processes
@@ -62,6 +63,8 @@ def _describe(link: Link) -> dict[str, Any]:
         "command": document["command"],
         "armed": bool(wanted["armed"]),
         "generation": int(wanted["generation"]),
+        "armed_by": wanted.get("armed_by"),
+        "controller": holder.holder(link),
         "processes": found,
         "reason": reason,
     }
@@ -92,6 +95,10 @@ def _describe_process(process: Process, names: dict[int, str]) -> dict[str, Any]
 def _print_link(entry: dict[str, Any]) -> None:
     state = "armed" if entry["armed"] else "dormant"
     print(f"link {entry['link']}  {state}  {' '.join(entry['command'])}")
+    if entry["armed"] and entry["armed_by"]:
+        print(f"  armed by {holder.describe(entry['armed_by'])}")
+    if entry["controller"] is not None:
+        print(f"  controlled by {holder.describe(entry['controller'])}: still running")
     if entry["reason"]:
         print(f"  {entry['reason']}")
     for process in entry["processes"]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specmeter.control import holder
 from specmeter.control.link import Link
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.runtime.ring import start_ticks
@@ -89,28 +90,50 @@ def wait_for_processes(link: Link, count: int = 1, timeout_s: float = 60.0) -> l
         time.sleep(POLL_S)
 
 
-def arm(link: Link, timeout_s: float = 10.0, watchdog_s: float | None = None) -> Ack:
-    """Put the probes in, in every process of the link and in those to come, and wait for the acknowledgements."""
+def arm(link: Link, timeout_s: float = 10.0, watchdog_s: float | None = None, take_over: bool = False) -> Ack:
+    """Put the probes in, in every process of the link and in those to come, and wait for the acknowledgements.
+
+    This process then controls the link until it disarms or ends. Raises SpecmeterError (exit 3) when somebody else
+    does, or has armed and ``take_over`` is false.
+    """
+    me = holder.take(link, take_over)
+    before = link.document()["state"].get("armed_by") or {}
     extra = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
-    generation = link.update(armed=True, mix=None, **extra)
+    if watchdog_s is None and before.get("beats"):
+        extra = {"watchdog_s": 0.0}  # the last controller's own, which would disarm an arming that nobody beats for
+    generation = link.update(armed=True, mix=None, armed_by={**me, "beats": watchdog_s is not None}, **extra)
     return _tell(link, f"arm {generation}", generation, timeout_s)
 
 
-def disarm(link: Link, timeout_s: float = 10.0) -> Ack:
-    """Put the original code objects back, in every process of the link, and wait for the acknowledgements."""
-    generation = link.update(armed=False, mix=None)
-    return _tell(link, f"disarm {generation}", generation, timeout_s)
+def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
+    """Put the original code objects back, in every process of the link, and wait for the acknowledgements.
+
+    Raises SpecmeterError (exit 3) while another controller runs and ``take_over`` is false.
+    """
+    holder.check_disarm(link, take_over)
+    before = link.document()["state"].get("armed_by") or {}
+    extra = {"watchdog_s": 0.0} if before.get("beats") else {}
+    generation = link.update(armed=False, mix=None, armed_by=None, **extra)
+    try:
+        return _tell(link, f"disarm {generation}", generation, timeout_s)
+    finally:
+        holder.release(link)
 
 
 def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0) -> Ack:
     """Arm with the probes in at random per cycle (in for ``permille`` of 1000 draws), the cycle point always in."""
-    generation = link.update(armed=True, mix={"seed": seed, "permille": permille})
+    me = holder.take(link)
+    before = link.document()["state"].get("armed_by") or {}
+    me["beats"] = bool(before.get("beats"))
+    generation = link.update(armed=True, armed_by=me, mix={"seed": seed, "permille": permille})
     return _tell(link, f"mix {generation} {seed} {permille}", generation, timeout_s)
 
 
 def detach(link: Link, timeout_s: float = 10.0) -> Ack:
     """Disarm for good: the processes end their control thread and take their import hook out."""
-    generation = link.update(armed=False, mix=None, detached=True)
+    holder.check_disarm(link)
+    generation = link.update(armed=False, mix=None, armed_by=None, detached=True)
+    holder.release(link)
     targets = processes(link, alive_only=True)
     for process in targets:
         _send(process.fifo, "detach")
