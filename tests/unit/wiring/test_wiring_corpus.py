@@ -16,6 +16,7 @@ from tests.support.wiring_pairs import TARGETS, Made, make
 
 TOP, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 Mutation = Callable[[Made], None]
+V, S = "vllm==0.32.0", "sglang==0.5.16"
 
 
 def findings(
@@ -41,7 +42,8 @@ def alarms(found: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("family", sorted(TARGETS))
 def test_no_alarm_on_a_sound_pair_with_default_layers(family: str, tmp_path: Path) -> None:
-    engine = "sglang==0.5.23" if family == "glm" else ""
+    # vLLM has no EAGLE-3 for these two.
+    engine = "sglang==0.5.23" if family in ("glm", "qwen2moe") else ""
     assert alarms(findings(make(family), tmp_path, engine)) == []
 
 
@@ -64,6 +66,11 @@ SOUND: dict[str, tuple[str, str, Mutation, tuple[int, ...] | None]] = {
         "llama", "vllm==0.32.0", lambda m: m.draft.update({TOP: [5, 9, 20], "specmeter_capture": [5, 9, 20]}), None
     ),
     "full draft vocabulary": ("llama", "", lambda m: full_vocabulary(m), None),
+    "a head in the layout of the speculators library": ("qwen3", V, lambda m: speculators(m), None),
+    "a head with latent attention": ("kimik2", "sglang==0.5.23", lambda m: latent(m), None),
+    "norm before the residual in vLLM": (
+        "llama", V, lambda m: m.draft.update(norm_before_residual=True), None
+    ),
     "per-state norms": ("llama", "vllm==0.32.0", lambda m: per_state_norms(m), None),
 }  # fmt: skip
 
@@ -77,6 +84,34 @@ def full_vocabulary(made: Made) -> None:
     made.draft["draft_vocab_size"] = made.target["vocab_size"]
     made.draft_tensors["lm_head.weight"] = ("BF16", (made.target["vocab_size"], 4096))
     made.d2t, made.t2d = [], []
+
+
+def speculators(made: Made) -> None:
+    """The layer's config one level down, ``layers.0`` for ``midlayer``, ids on top, own embeddings."""
+    layer = dict(made.draft)
+    vocab, hidden = layer["vocab_size"], layer["hidden_size"]
+    made.draft.clear()
+    made.draft.update({
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "norm_before_residual": True,
+        "draft_vocab_size": layer.pop("draft_vocab_size"), "target_hidden_size": None, "embed_requires_grad": False,
+        "tie_word_embeddings": False, TOP: [2, 18, 33], "transformer_layer_config": layer, "torch_dtype": "bfloat16",
+    })  # fmt: skip
+    made.draft_tensors = {n.replace("midlayer.", "layers.0."): size for n, size in made.draft_tensors.items()}
+    made.draft_tensors["embed_tokens.weight"] = ("BF16", (vocab, hidden))
+
+
+def latent(made: Made) -> None:
+    """Multi-head latent attention in the head's layer, as heads for Kimi K2 have it."""
+    hidden, part = made.draft["hidden_size"], "midlayer.self_attn."
+    made.draft.update(kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        del made.draft_tensors[f"{part}{name}.weight"]
+    made.draft_tensors.update({
+        f"{part}q_a_proj.weight": ("BF16", (1536, 2 * hidden)), f"{part}q_a_layernorm.weight": ("BF16", (1536,)),
+        f"{part}q_b_proj.weight": ("BF16", (32 * 192, 1536)), f"{part}kv_a_layernorm.weight": ("BF16", (512,)),
+        f"{part}kv_a_proj_with_mqa.weight": ("BF16", (576, 2 * hidden)),
+        f"{part}kv_b_proj.weight": ("BF16", (32 * 256, 512)),
+    })  # fmt: skip
 
 
 def per_state_norms(made: Made) -> None:
@@ -145,7 +180,6 @@ def no_head(made: Made) -> None:
     made.t2d.clear()
 
 
-V, S = "vllm==0.32.0", "sglang==0.5.16"
 BROKEN: dict[str, tuple[str, str, Mutation, str, tuple[int, ...] | None]] = {
     "embedding by id 0 in vLLM": ("llama", V, config(**{TOP: [0, 15, 28]}), "embedding-fed", (1, 16, 29)),
     "embedding by id -1 in SGLang": ("llama", S, lambda m: nested(m, -1, 15, 28), "embedding-fed", None),
@@ -226,6 +260,10 @@ BROKEN: dict[str, tuple[str, str, Mutation, str, tuple[int, ...] | None]] = {
     ),
     "another end token": ("llama", "", config(eos_token_id=7), "special-tokens", None),
     "remote code": ("llama", "", config(auto_map={"AutoModel": "modeling_x.X"}), "remote-code", None),
+    "Qwen2 MoE has no EAGLE-3 in vLLM": ("qwen2moe", V, lambda m: None, "engine-refuses", None),
+    "a class the table does not know": (
+        "llama", V, lambda m: m.target.update(architectures=["OlmoForCausalLM"]), "table-class", None
+    ),
     "GLM-4 MoE has no EAGLE-3 in vLLM": ("glm", V, lambda m: None, "engine-refuses", None),
     "Kimi K2.5 before SGLang 0.5.10": ("kimi", "sglang==0.5.9", lambda m: None, "engine-refuses", None),
     "not a head at all": ("llama", "", lambda m: no_head(m), "head-kind", None),
