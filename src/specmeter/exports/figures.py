@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmeter.errors import SpecmeterError
-from specmeter.trace.plan import PHASES, phase_of
+from specmeter.analysis.saved import analysed, phase_times, profile_tables
 from specmeter.trace.rundir import Run
 
 # Seconds, 10 us to 10 s: a leaf of the embedded engine and a cycle of a large one both fall inside.
@@ -100,15 +99,7 @@ def run_figures(run: Run) -> list[Figures]:
 
     Raises SpecmeterError when the run has no profile or no tables.
     """
-    if run.analysis.get("kind") != "profile":
-        raise SpecmeterError(
-            f"{run.path} holds no profile",
-            f"Its analysis is of kind {run.analysis.get('kind', 'none')!r}.",
-            "Name the directory of a `specmeter profile`.",
-        )
-    cycles, spans = run.cycles, run.spans
-    if not cycles or not spans:
-        raise SpecmeterError(f"{run.path} holds no tables", "It was cut off, or files were taken out.")
+    cycles, spans = profile_tables(run)
     pairs = dict.fromkeys(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True))
     step_s, overhead = baseline_of(run)
     found = []
@@ -117,47 +108,16 @@ def run_figures(run: Run) -> list[Figures]:
         chosen = of & analysed(run, cycles)
         row = np.full(int(cycles["cycle"].max()) + 1, -1, np.int64)
         row[cycles["cycle"][chosen]] = np.arange(int(chosen.sum()))
-        mine = (spans["host"] == host) & (spans["rank"] == rank) & spans["inside"]
-        at = np.flatnonzero(mine & (spans["clock"] == "host") & (spans["cycle"] >= 0))
-        at = at[row[spans["cycle"][at]] >= 0]
+        mine = (spans["host"] == host) & (spans["rank"] == rank)
+        times = phase_times(run, spans, mine, row)
         figures = Figures(
             str(run.run.get("id", "run")), str(host), int(rank), Buckets().with_values(cycles["dur_ns"][chosen] / 1e9),
-            _phases(run, spans["point"][at], row[spans["cycle"][at]], spans["self_ns"][at], int(chosen.sum())),
+            {name: Buckets().with_values(seconds) for name, seconds in times.items()},
             cycles={str(k): int(n) for k, n in zip(*np.unique(cycles["kind"][of], return_counts=True), strict=True)},
             cycle_s=float(cycles["dur_ns"][chosen].mean()) / 1e9 if chosen.any() else None,
             lost=int(run.analysis["records"]["overwritten"]) if number == 0 else 0,
         )  # fmt: skip
         found.append(_acceptance(run, figures if number else figures.with_baseline(step_s, overhead), number == 0))
-    return found
-
-
-def analysed(run: Run, cycles: Mapping[str, NDArray[np.generic]]) -> NDArray[np.bool_]:
-    """The cycles that the run's report averages over, on every rank."""
-    setting, requests = run.analysis.get("setting"), run.requests
-    chosen: NDArray[np.bool_] = (cycles["dropped"] == "") & (cycles["kind"] == "decode") & (cycles["probed"] == 1)
-    if requests:
-        chosen &= (cycles["setting"] != "baseline") if setting is None else (cycles["setting"] == setting)
-        failed = {
-            f"{s}\0{p}" for s, p, e in zip(*(requests[k] for k in ("setting", "prompt_id", "error")), strict=True) if e
-        }
-        if failed:
-            keys = np.char.add(np.char.add(cycles["setting"].astype(str), "\0"), cycles["prompt_id"].astype(str))
-            chosen &= ~np.isin(keys, sorted(failed))
-    return chosen
-
-
-def _phases(
-    run: Run, points: NDArray[np.generic], row: NDArray[np.int64], own_ns: NDArray[np.int64], count: int
-) -> dict[str, Buckets]:
-    """Seconds of each phase in each cycle, as histograms."""
-    leaf = {str(p["name"]) for p in run.plan.get("points", []) if p.get("role") in ("leaf", "wait")}
-    names, of = np.unique(points.astype(str), return_inverse=True)
-    phase = np.array([PHASES.index(phase_of(n)) if n in leaf else -1 for n in names] or [-1])[of]
-    found = {}
-    for number, name in enumerate(PHASES):
-        at = phase == number
-        if at.any():
-            found[name] = Buckets().with_values(np.bincount(row[at], weights=own_ns[at] / 1e9, minlength=count))
     return found
 
 

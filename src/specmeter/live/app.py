@@ -17,15 +17,15 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Static
 
-from specmeter.control.link import Link, links
+from specmeter.control.link import Link
 from specmeter.control.processes import Ack, arm, disarm
 from specmeter.errors import SpecmeterError
 from specmeter.live.server import LiveServer
 from specmeter.live.view import Line, Shown, legend, server_lines
+from specmeter.live.watch import Watch
 from specmeter.reporters.inert import inert
 
 KEYS = "a arm  d disarm  up/down choose  space freeze  q quit"
-_LINKS_S = 2.0
 
 
 class Board(ScrollView, can_focus=False):
@@ -78,14 +78,17 @@ class Top(App[None]):
 
     def __init__(self, chosen: Link | None, rate_hz: float, shown: Shown) -> None:
         super().__init__(ansi_color=True)
-        self.servers: dict[str, LiveServer] = {}
+        self.watch_ = Watch(chosen)
         self.at = 0
         self.frozen = False
         self.note = ""
-        self._chosen = chosen
         self._rate_hz = rate_hz
         self._shown = shown
-        self._listed = -_LINKS_S
+
+    @property
+    def servers(self) -> dict[str, LiveServer]:
+        """The servers by link id."""
+        return self.watch_.servers
 
     def compose(self) -> ComposeResult:
         """The board, the legend of the chosen server, and the keys."""
@@ -100,27 +103,10 @@ class Top(App[None]):
 
     def tick(self) -> None:
         """Read what is new, and draw what changed."""
-        now = time.monotonic()
-        if now - self._listed >= _LINKS_S:
-            self._listed = now
-            self._list()
-        for server in self.servers.values():
-            server.poll()
+        self.watch_.poll()
+        self.at = max(0, min(self.at, len(self.servers) - 1))
         if not self.frozen:
             self._draw()
-
-    def _list(self) -> None:
-        found = [self._chosen] if self._chosen else links()
-        for link in found:
-            if link.id not in self.servers:
-                try:
-                    self.servers[link.id] = LiveServer(link)
-                except SpecmeterError as error:
-                    self.note = f"{link.id}: {error.what}"
-        known = {link.id for link in found if link.path.exists()}
-        for gone in [id for id in self.servers if id not in known]:
-            del self.servers[gone]
-        self.at = max(0, min(self.at, len(self.servers) - 1))
 
     def _draw(self) -> None:
         second = time.perf_counter_ns() // 1_000_000_000
@@ -133,7 +119,10 @@ class Top(App[None]):
         self.query_one(Board).show(lines)
         self._say("legend", self._legend(second))
         self._say(
-            "status", KEYS + ("  FROZEN" if self.frozen else "") + (f"  {inert(self.note, 100)}" if self.note else "")
+            "status",
+            KEYS
+            + ("  FROZEN" if self.frozen else "")
+            + (f"  {inert(self.note or self.watch_.note, 100)}" if self.note or self.watch_.note else ""),
         )
 
     def _say(self, id: str, text: str) -> None:

@@ -1,0 +1,189 @@
+"""Two saved runs side by side: what was set differently, and each phase's difference with an interval.
+
+A phase's time is a mean over cycles; its unit is the prompt, paired where both runs used the same prompts. That
+interval holds for these two server starts. Equal starts differ by several per cent, so a claim about the setting needs
+starts as units, three a side: then it is Welch's t over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter import __version__
+from specmeter.analysis.changes import changes
+from specmeter.analysis.saved import analysed, phase_times, profile_tables
+from specmeter.analysis.stats import Interval, mean_interval, paired_ratio, ratio_interval
+from specmeter.analysis.student import t_quantile
+from specmeter.errors import SpecmeterError
+from specmeter.trace.plan import PHASES
+from specmeter.trace.rundir import Run
+
+SCHEMA = "specmeter/diff/1"
+FEWEST_STARTS = 3
+START_EFFECT = 0.06
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run's decode cycles of its leading rank, by prompt: means in ms, ``weights`` the cycles of each prompt.
+
+    ``phases`` has the mean own time of each phase and of ``rest`` (what no leaf point covers), ``starts`` each prompt's
+    server start.
+    """
+
+    prompts: tuple[str, ...]
+    weights: Floats
+    cycle_ms: Floats
+    phases: dict[str, Floats]
+    tokens: Floats
+    starts: NDArray[np.int64]
+
+
+def diff_runs(a: Run, b: Run) -> dict[str, Any]:
+    """The document of ``specmeter diff`` (specmeter/diff/1). Raises SpecmeterError without a profile in both."""
+    left, right = side(a), side(b)
+    names = [p for p in (*PHASES, "rest") if p in left.phases or p in right.phases]
+    unit = _unit(left, right)
+    rows = [_row(name, left, right, left.phases.get(name), right.phases.get(name), unit) for name in names]
+    cycle = _row("cycle", left, right, left.cycle_ms, right.cycle_ms, unit)
+    cycle["ratio"] = _ratio(left.cycle_ms, right.cycle_ms, left, right, unit).as_json()
+    length = None
+    if (left.tokens > 0).all() and (right.tokens > 0).all():
+        length = _row("accept length", left, right, left.tokens, right.tokens, unit, "tokens")
+    document = {
+        "schema": SCHEMA, "version": __version__, "a": _about(a, left), "b": _about(b, right), "unit": unit,
+        "changes": [asdict(change) for change in changes(a, b)], "cycle": cycle, "phases": rows,
+        "accept_length": length,
+        "speedup": {"a": _speedup(a), "b": _speedup(b)},
+    }  # fmt: skip
+    document["sentence"] = _sentence(document)
+    return document
+
+
+def side(run: Run) -> Side:
+    """The decode cycles that the run's report is over, by prompt."""
+    cycles, spans = profile_tables(run)
+    chosen = (cycles["host"] == cycles["host"][0]) & (cycles["rank"] == cycles["rank"][0]) & analysed(run, cycles)
+    if not chosen.any():
+        raise SpecmeterError(f"{run.path} holds no decode cycle that counts", "Record longer.")
+    prompt = cycles["prompt_id"][chosen].astype(str)
+    if not prompt[0] and len(set(prompt.tolist())) == 1:
+        prompt = np.char.add("block of 50 cycles ", (np.arange(len(prompt)) // 50).astype(str))
+    names, at = np.unique(prompt, return_inverse=True)
+    row = np.full(int(cycles["cycle"].max()) + 1, -1, np.int64)
+    row[cycles["cycle"][chosen]] = at
+    count = np.bincount(at).astype(float)
+    cycle_ms = np.bincount(at, weights=cycles["dur_ns"][chosen] / 1e6) / count
+    mine = (spans["host"] == cycles["host"][0]) & (spans["rank"] == cycles["rank"][0])
+    phases = {name: seconds * 1e3 / count for name, seconds in phase_times(run, spans, mine, row).items()}
+    phases["rest"] = cycle_ms - sum(phases.values(), np.zeros(len(names)))
+    sampled = cycles["sampled"][chosen] / np.maximum(cycles["batch"][chosen], 1)
+    return Side(
+        tuple(names.tolist()), count, cycle_ms, phases, np.bincount(at, weights=sampled) / count, _starts(run, names)
+    )
+
+
+def _starts(run: Run, prompts: NDArray[np.str_]) -> NDArray[np.int64]:
+    requests = run.requests
+    of = dict(zip(requests["prompt_id"].tolist(), requests["start"].tolist(), strict=True)) if requests else {}
+    return np.array([int(of.get(p, 0)) for p in prompts.tolist()], np.int64)
+
+
+def _unit(left: Side, right: Side) -> str:
+    if min(len(set(s.starts.tolist())) for s in (left, right)) >= FEWEST_STARTS:
+        return "server start"
+    return "prompt, paired" if len(set(left.prompts) & set(right.prompts)) >= 2 else "prompt"
+
+
+def _row(
+    name: str, left: Side, right: Side, a: Floats | None, b: Floats | None, unit: str, key: str = "ms"
+) -> dict[str, Any]:
+    """Both means and B - A with its interval; a phase that one run lacks counts as 0 there."""
+    x = np.zeros(len(left.prompts)) if a is None else a
+    y = np.zeros(len(right.prompts)) if b is None else b
+    difference = _difference(*_units(x, y, left, right, unit), unit)
+    means = [float(v @ s.weights / s.weights.sum()) for v, s in ((x, left), (y, right))]
+    if difference.low == -math.inf:
+        word = "unclear"
+    else:
+        word = "more" if difference.low > 0 else "less" if difference.high < 0 else "no difference seen"
+    return {
+        "name": name,
+        f"a_{key}": means[0],
+        f"b_{key}": means[1],
+        f"difference_{key}": difference.as_json(),
+        "word": word,
+    }
+
+
+def _units(x: Floats, y: Floats, left: Side, right: Side, unit: str) -> tuple[Floats, Floats]:
+    """Both sides' values by unit: start means, the shared prompts in one order, or every prompt."""
+    if unit == "server start":
+        means = [
+            np.array([np.average(v[s.starts == k], weights=s.weights[s.starts == k]) for k in np.unique(s.starts)])
+            for v, s in ((x, left), (y, right))
+        ]
+        return means[0], means[1]
+    if unit == "prompt":
+        return x, y
+    shared = sorted(set(left.prompts) & set(right.prompts))
+    return x[[left.prompts.index(p) for p in shared]], y[[right.prompts.index(p) for p in shared]]
+
+
+def _difference(x: Floats, y: Floats, unit: str) -> Interval:
+    """B - A: Student's t on paired differences, else Welch's."""
+    if unit == "prompt, paired":
+        return mean_interval(y - x, "prompt")
+    point, n = float(y.mean() - x.mean()), min(len(x), len(y))
+    if n < 2:
+        return Interval(-math.inf, point, math.inf, 0.95, "Welch's t", n, unit)
+    u, v = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
+    # Welch-Satterthwaite degrees of freedom.
+    df = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1)) if u + v > 0 else float(n - 1)
+    half = t_quantile(0.975, round(max(df, 1.0), 3)) * math.sqrt(u + v)
+    return Interval(point - half, point, point + half, 0.95, "Welch's t", n, unit)
+
+
+def _ratio(x: Floats, y: Floats, left: Side, right: Side, unit: str) -> Interval:
+    a, b = _units(x, y, left, right, unit)
+    return paired_ratio(b, a, "prompt") if unit == "prompt, paired" else ratio_interval(b, a, unit)
+
+
+def _about(run: Run, own: Side) -> dict[str, Any]:
+    return {
+        "path": str(run.path), "id": run.run.get("id"), "status": run.run.get("status"),
+        "cycles": int(own.weights.sum()), "prompts": len(own.prompts), "starts": len(set(own.starts.tolist())),
+        "verdict": (run.analysis.get("verdict") or {}).get("sentence"),
+    }  # fmt: skip
+
+
+def _speedup(run: Run) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = run.analysis.get("measured_speedup") or run.analysis.get("expected_speedup")
+    return found
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    """What a person should take from it, first."""
+    ratio, unit = document["cycle"]["ratio"], document["unit"]
+    percent = 100 * (ratio["point"] - 1)
+    moved: Sequence[Mapping[str, Any]] = [row for row in document["phases"] if row["word"] in ("more", "less")]
+    most = max(moved, key=lambda row: abs(row["difference_ms"]["point"]), default=None)
+    if ratio["low"] is None:
+        return f"B's cycle is {percent:+.1f} % of A's, without an interval: too few units ({unit})."
+    if ratio["low"] <= 1 <= ratio["high"]:
+        head = f"No difference seen between the cycles ({percent:+.1f} %)"
+    else:
+        head = f"B's cycle is {abs(percent):.1f} % {'longer' if percent > 0 else 'shorter'} than A's"
+    tail = f"; most in {most['name']} ({most['difference_ms']['point']:+.3f} ms)" if most else ""
+    if unit == "server start":
+        return f"{head}{tail}."
+    small = abs(ratio["point"] - 1) < START_EFFECT
+    why = "equal starts differ by as much" if small else "one start a side"
+    return f"{head}{tail}; inconclusive across starts: {why}."

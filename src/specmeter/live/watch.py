@@ -1,0 +1,56 @@
+"""All links of this user, or one, watched together; links that come and go are noticed."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from specmeter.control.link import Link, links
+from specmeter.errors import SpecmeterError
+from specmeter.exports.figures import Figures
+from specmeter.live.server import LiveServer
+
+_LINKS_S = 2.0
+
+
+class Watch:
+    """``servers`` by link id. ``note`` is the last thing that went wrong, empty when nothing did."""
+
+    def __init__(self, chosen: Link | None = None, histograms: bool = False) -> None:
+        self.servers: dict[str, LiveServer] = {}
+        self.note = ""
+        self._chosen = chosen
+        self._histograms = histograms
+        self._listed = -_LINKS_S
+        self._lock = threading.Lock()
+
+    def poll(self) -> None:
+        """Read what is new in every ring."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._listed >= _LINKS_S:
+                self._listed = now
+                self._list()
+            for server in self.servers.values():
+                server.poll()
+
+    def figures(self) -> list[Figures]:
+        """The figures of every rank of every server; may be called from another thread."""
+        with self._lock:
+            return [figures for server in self.servers.values() for figures in server.figures()]
+
+    def _list(self) -> None:
+        try:
+            found = [self._chosen] if self._chosen else links()
+        except (SpecmeterError, OSError) as error:
+            self.note = str(error).splitlines()[0]
+            return
+        there = [link for link in found if link.path.exists()]
+        for link in there:
+            if link.id not in self.servers:
+                try:
+                    self.servers[link.id] = LiveServer(link, self._histograms)
+                except SpecmeterError as error:
+                    self.note = f"{link.id}: {error.what}"
+        for gone in self.servers.keys() - {link.id for link in there}:
+            del self.servers[gone]
