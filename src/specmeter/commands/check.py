@@ -50,11 +50,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=float, default=60.0, metavar="S", help="with --live: seconds to wait for a request"
     )
+    parser.add_argument(
+        "--fail-on", choices=("error", "warning"), default="error", help="severity from which the exit code is 1"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, report, and return 1 when there is a finding of severity error."""
+    """Check, report, and return 1 when there is a finding of severity error (or warning, where --fail-on says so)."""
     link = _link(args)
     engines = _engines(args) if link is None else [_engine_of(link, args)]
     settings = Settings(args.algorithm, args.steps, args.topk, args.draft_tokens, args.draft_tp, args.tp)
@@ -71,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_document(result)))
     else:
         write_check(result)
-    failed = any(finding.severity is Severity.ERROR for finding in result.findings)
+    failing = {Severity.ERROR, Severity(args.fail_on)}
+    failed = any(finding.severity in failing for finding in result.findings)
     return int(Exit.FINDING if failed else Exit.DONE)
 
 

@@ -92,7 +92,7 @@ def _list(folder: Path, role: str) -> list[str]:
 def _read_object(path: Path) -> dict[str, object]:
     with open_regular(path) as stream:
         text = stream.read(MAX_JSON_BYTES)
-    document = load_json(path, text)
+    document = load_json(path, text, strict=False)
     if not isinstance(document, dict):
         raise SpecmeterError(f"{path} is not a JSON object", next_step="Fetch the file again.")
     return document

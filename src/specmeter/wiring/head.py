@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specmeter.errors import SpecmeterError
 from specmeter.wiring.checkpoint import Checkpoint
 from specmeter.wiring.safetensors_header import Tensor
 from specmeter.wiring.shape import Shape, read_shape
@@ -48,7 +49,7 @@ class Head:
 def read_head(checkpoint: Checkpoint, target: Shape) -> Head:
     """Describe the draft in a checkpoint."""
     shape = read_shape(checkpoint.config, "draft")
-    tensors = {_plain(name): tensor for name, tensor in checkpoint.tensors.items()}
+    tensors = _by_plain_name(checkpoint)
     asked = shape.config.get("target_hidden_size")
     target_hidden = asked if isinstance(asked, int) else shape.hidden
     fc = tensors.get("fc.weight")
@@ -58,6 +59,19 @@ def read_head(checkpoint: Checkpoint, target: Shape) -> Head:
         width = target.hidden or target_hidden or 0
         states = fc.shape[1] // width if width and fc.shape[1] % width == 0 else None
     return Head(checkpoint, shape, kind, tensors, target_hidden, states)
+
+
+def _by_plain_name(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        other = tensors.setdefault(_plain(name), tensor)
+        if other is not tensor:
+            raise SpecmeterError(
+                f"the draft folder holds two heads: {other.name!r} and {name!r} are the same tensor of a head",
+                f"They lie in {other.file.name} and {tensor.file.name}; what an engine loads depends on their order.",
+                "Keep one head a folder.",
+            )
+    return tensors
 
 
 def _plain(name: str) -> str:

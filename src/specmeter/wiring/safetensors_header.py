@@ -105,8 +105,11 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def load_json(path: Path, text: bytes) -> object:
-    """Parse JSON that may be hostile: duplicate keys, bad encoding and deep nesting are errors that name the file."""
+def load_json(path: Path, text: bytes, strict: bool = True) -> object:
+    """Parse JSON that may be hostile: duplicate keys, bad encoding and deep nesting are errors that name the file.
+
+    ``strict`` refuses NaN and Infinity too; configs are known to hold Infinity.
+    """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)
@@ -117,7 +120,8 @@ def load_json(path: Path, text: bytes) -> object:
         return table
 
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=_refuse_constant)
+        constant = _refuse_constant if strict else None
+        return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as fault:
         reason = "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
         raise SpecmeterError(f"{path} is not sound JSON", why=reason, next_step="Fetch the file again.") from None

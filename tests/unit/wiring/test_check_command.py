@@ -51,6 +51,15 @@ def test_bad_input_exits_two_with_a_json_error(tmp_path: Path, capsys: pytest.Ca
     assert "no config.json" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
+def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(tmp_path, "--engine", "vllm==0.32.0", max_position_embeddings=2048)
+    assert main(arguments) == 0
+    assert "0 errors, 1 warning" in capsys.readouterr().out
+    assert main([*arguments, "--fail-on", "warning"]) == 1
+    sound = command(tmp_path / "sound", "--engine", "vllm==0.32.0", "--fail-on", "warning")
+    assert main(sound) == 0
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -60,6 +69,9 @@ def test_bad_input_exits_two_with_a_json_error(tmp_path: Path, capsys: pytest.Ca
         (["--path", "/"], "need --engine"),
         (["--engine", "vllm", "--path", "/nowhere"], "there is no vllm package"),
         (["--trained", "a,b"], "is not a list of layers"),
+        (["--url", "http://127.0.0.1:1"], "--url needs --live"),
+        (["--live", "--wait", "0"], "no time to wait"),
+        (["--link", "no-such-link"], "no-such-link"),
     ],
 )
 def test_usage_mistakes(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from specmeter.cli import main
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.wiring.check import open_pair
+from specmeter.wiring.check import check_pair, open_pair
+from specmeter.wiring.flag_checks import Settings
 from specmeter.wiring.safetensors_header import read_header
 from tests.support.wiring_pairs import make, write_safetensors
 
@@ -121,6 +123,31 @@ def test_a_loop_of_links(tmp_path: Path) -> None:
         open_pair(target, draft)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "chat_template.jinja"])
+def test_a_loop_of_links_in_place_of_any_file(name: str, tmp_path: Path) -> None:
+    made = make("llama")
+    made.files["target/chat_template.jinja"] = b"x"
+    target, draft = made.write(tmp_path)
+    (draft / name).unlink(missing_ok=True)
+    (draft / name).symlink_to(name)
+    with pytest.raises(SpecmeterError, match=r"cannot open .*\n.*loop of symbolic links"):
+        check_pair(open_pair(target, draft), [], Settings())
+
+
+def test_a_folder_that_is_a_loop_of_links(tmp_path: Path) -> None:
+    target, _ = pair(tmp_path)
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(SpecmeterError, match="cannot read the draft folder"):
+        open_pair(target, tmp_path / "a")
+
+
+def test_a_folder_that_links_to_itself_inside_is_no_trouble(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    (draft / "self").symlink_to(draft)
+    assert open_pair(target, draft).head.states == 3
+
+
 def test_links_into_a_cache_are_followed(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     blob = tmp_path / "blob"
@@ -151,6 +178,49 @@ def test_a_pickle_is_refused_and_never_loaded(tmp_path: Path, monkeypatch: pytes
         open_pair(target, draft)
     assert caught.value.exit is Exit.REFUSED
     assert not (tmp_path / "trap").exists()
+
+
+CODE = "import os, pathlib\npathlib.Path(os.environ['TRAP']).mkdir()\n"
+
+
+@pytest.mark.parametrize("flags", [{"auto_map": {"AutoModel": "modeling_x.X"}}, {"trust_remote_code": True}])
+def test_code_of_a_checkpoint_is_named_and_never_run(
+    flags: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAP", str(tmp_path / "trap"))
+    made = make("llama")
+    made.draft.update(flags)
+    for name in ("modeling_x.py", "configuration_x.py", "sitecustomize.py", "__init__.py", "setup.py"):
+        made.files[name] = made.files[f"target/{name}"] = CODE.encode()
+    target, draft = made.write(tmp_path / "pair")
+    monkeypatch.chdir(draft)
+    assert main(["check", "--target", str(target), "--draft", str(draft)]) == 0
+    assert "remote-code" in capsys.readouterr().out
+    assert not (tmp_path / "trap").exists()
+
+
+def test_exit_codes_of_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, draft = pair(tmp_path)
+    (draft / "model.safetensors").rename(draft / "pytorch_model.bin")
+    assert main(["check", "--target", str(target), "--draft", str(draft), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["exit"] == 3
+    (draft / "config.json").write_text("{")
+    assert main(["check", "--target", str(target), "--draft", str(draft)]) == 2
+    said = capsys.readouterr().err
+    assert "not sound JSON" in said and "Traceback" not in said
+
+
+def test_a_config_with_infinity_is_read(tmp_path: Path) -> None:
+    made = make("llama")
+    made.target["time_step_limit"] = [0.0, float("inf")]
+    assert open_pair(*made.write(tmp_path)).target.layers == 32
+
+
+def test_two_heads_under_two_namings(tmp_path: Path) -> None:
+    made = make("llama")
+    made.draft_tensors.update({f"model.{name}": size for name, size in dict(made.draft_tensors).items()})
+    with pytest.raises(SpecmeterError, match="holds two heads"):
+        open_pair(*made.write(tmp_path))
 
 
 def test_two_heads_in_one_folder(tmp_path: Path) -> None:
