@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +32,10 @@ class KVCache:
     def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
         self.capacity = capacity
         self.length = 0
-        self.data = torch.zeros(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+        shape = (layers, 2, kv_heads, capacity, head_dim)
+        # numpy's zeros are the system's own untouched pages: a context that is not used takes no memory.
+        pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        self.data = torch.from_numpy(pages).view(dtype).view(shape)
 
     def window(self, start: int, rows: int) -> list[Slots]:
         """Each layer's slots for ``rows`` new tokens from slot ``start`` on."""

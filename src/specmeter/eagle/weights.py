@@ -13,7 +13,10 @@ from specmeter.errors import SpecmeterError
 
 
 class Checkpoint:
-    """The tensors of a directory. ``take`` checks the shape and converts, so a wrong file is noticed by name."""
+    """The tensors of a directory, each of which is taken once: what is taken is no longer held here.
+
+    ``take`` checks the shape and converts, so a wrong file is noticed by name.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Reads all ``*.safetensors`` of ``folder``; SpecmeterError if there are none or one cannot be read."""
@@ -50,4 +53,5 @@ class Checkpoint:
                 f"Its config.json and its target call for {list(shape)}.",
                 "Name a head and a target that belong together.",
             )
+        del self._tensors[name]
         return tensor if dtype is None else tensor.to(dtype)
