@@ -7,6 +7,7 @@ runs along measured widths, what depends on the tokens gained has a slope in the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,7 @@ class Knots:
             return max(0.0, self._along(0, x))
         if x >= self.x[-1]:
             return max(self.ms[-1], self._along(len(self.x) - 2, x))
-        return float(np.interp(x, self.x, self.ms))
+        return self._along(bisect_right(self.x, x) - 1, x)
 
     def slack(self, x: float, floor: float) -> float:
         """How far off the value may be for not being measured, ms: 0 at a knot.
@@ -86,11 +87,10 @@ class PointModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """A predicted cycle: ms by point and by phase; ``slack_ms`` is how far off it may be for what was not measured."""
+    """A predicted cycle: ms by point and by phase."""
 
     points: Mapping[str, float]
     phases: Mapping[str, float]
-    slack_ms: float
 
     @property
     def ms(self) -> float:
@@ -102,7 +102,6 @@ class Cost:
         return Cost(
             {name: factor * ms for name, ms in self.points.items()},
             {name: factor * ms for name, ms in self.phases.items()},
-            factor * self.slack_ms,
         )
 
 
@@ -121,13 +120,20 @@ class CostModel:
         work = verify_work((steps + 1 if width is None else width) * batch, self.experts)
         points = {m.name: m.ms(work, tokens, steps, batch) for m in self.models}
         phases: dict[str, float] = {}
-        slack = 0.0
         for model in self.models:
             phases[model.phase] = phases.get(model.phase, 0.0) + points[model.name]
+        return Cost(points, phases)
+
+    def slack_ms(self, steps: int, batch: float | None = None) -> float:
+        """How far off the cycle of a chain may be for what was not measured, ms, over all points."""
+        batch = self.batches[0] if batch is None else batch
+        work = verify_work((steps + 1) * batch, self.experts)
+        slack = 0.0
+        for model in self.models:
             slack += model.once.slack(work, VERIFY_SLACK if model.phase == "verify" else 0.0)
             if model.step is not None and steps > 1:
                 slack += model.step.slack(batch, 0.0) * (steps - 1)
-        return Cost(points, phases, slack)
+        return slack
 
     def scaled(self, factors: Mapping[str, float]) -> CostModel:
         """The same with points, or whole phases, times a factor (0: gone). Names match a point or a phase."""

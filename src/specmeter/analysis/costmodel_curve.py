@@ -76,6 +76,7 @@ class _Point:
     cost: Cost
     length: Length
     base: float | None
+    slack_ms: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -88,42 +89,64 @@ def curve(evidence: Evidence, steps: Sequence[int], assumed: Assumed | None = No
     Intervals: prompts are drawn with replacement, the same for every setting, the model fitted anew each time
     (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6; standard error times Student's t over prompts).
     """
+    change = assumed or Assumed()
     wanted = sorted({k for k in steps if k > 0} | {evidence.now})
-    centre = _evaluate(evidence, wanted, assumed, None)
-    present = _evaluate(evidence, [evidence.now], None, None)[evidence.now].rate
+    shown = sorted({*wanted, *(k - 1 for k in wanted if k > 1)})
+    centre, present = _Draw(evidence, None).points(shown, change, slack=True)
     units = sorted({unit for s in evidence.samples for unit in s.units})
     rng = np.random.default_rng(seed)
     draws: dict[int, list[tuple[float, ...]]] = {k: [] for k in wanted}
     for _ in range(DRAWS if len(units) > 1 else 0):
         weights = dict(zip(units, rng.multinomial(len(units), [1 / len(units)] * len(units)).tolist(), strict=True))
         try:
-            found = _evaluate(evidence, wanted, assumed, weights)
-            rate = _evaluate(evidence, [evidence.now], None, weights)[evidence.now].rate
+            found, rate = _Draw(evidence, weights).points(wanted, change)
         except (SpecmeterError, ZeroDivisionError):
             continue  # a draw that holds no cycle of a setting says nothing
         for k, point in found.items():
             draws[k].append(_logs(point, rate))
-    rows = []
-    for k in wanted:
-        before = centre.get(k - 1) or _evaluate(evidence, [k - 1], assumed, None).get(k - 1) if k > 1 else None
-        rows.append(_row(k, evidence, centre[k], present, np.array(draws[k]), len(units), before, assumed))
+    rows = [
+        _row(k, evidence, centre[k], present, np.array(draws[k]), len(units), centre.get(k - 1), assumed)
+        for k in wanted
+    ]
     return tuple(row for row in rows if row.steps in steps or row.steps == evidence.now)
 
 
-def _evaluate(
-    evidence: Evidence, steps: Sequence[int], assumed: Assumed | None, weights: Mapping[str, float] | None
-) -> dict[int, _Point]:
-    change = assumed or Assumed()
-    plain = fit(evidence.samples, evidence.experts, weights)
-    model = plain.scaled(change.factors) if change.factors else plain
-    base = _baseline(evidence, weights)
-    lengths = _Lengths(evidence, weights, change)
-    out = {}
-    for k in steps:
-        length = lengths.at(k)
-        cost = model.cycle(k, length.tokens, change.batch)
-        out[k] = _Point(cost.times(_calibration(evidence, plain, k, weights)), length, base)
-    return out
+class _Draw:
+    """The model fitted to one draw of prompts (``weights`` None: all of them, once)."""
+
+    def __init__(self, evidence: Evidence, weights: Mapping[str, float] | None) -> None:
+        self._evidence = evidence
+        self._weights = weights
+        self._model = fit(evidence.samples, evidence.experts, weights)
+        self._base = _baseline(evidence, weights)
+        self._ratios: dict[int, float] = {}
+
+    def points(self, steps: Sequence[int], change: Assumed, slack: bool = False) -> tuple[dict[int, _Point], float]:
+        """A point for each of ``steps`` under ``change``, and tokens a second of the present as it is."""
+        evidence = self._evidence
+        model = self._model.scaled(change.factors) if change.factors else self._model
+        lengths = _Lengths(evidence, self._weights, change)
+        found = {k: self._point(model, lengths.at(k), k, change.batch, slack) for k in steps}
+        if change == Assumed() and evidence.now in found:
+            return found, found[evidence.now].rate
+        plain = _Lengths(evidence, self._weights, Assumed(acceptance=None))
+        return found, self._point(self._model, plain.at(evidence.now), evidence.now, None, False).rate
+
+    def _point(self, model: CostModel, length: Length, steps: int, batch: float | None, slack: bool) -> _Point:
+        ratio = self._ratios.get(steps)
+        if ratio is None:
+            ratio = self._ratios[steps] = _calibration(self._evidence, self._model, steps, self._weights)
+        cost = model.cycle(steps, length.tokens, batch).times(ratio)
+        return _Point(cost, length, self._base, ratio * model.slack_ms(steps, batch) if slack else 0.0)
+
+
+def _baseline(evidence: Evidence, weights: Mapping[str, float] | None) -> float | None:
+    plain = [s for s in evidence.samples if s.steps == 0]
+    if not plain:
+        return evidence.baseline_ms.point if evidence.baseline_ms else None
+    s = max(plain, key=lambda sample: sample.cycles)
+    w = unit_weights(s, weights)
+    return float(w @ s.cycle_ms) / float(w @ s.count)
 
 
 def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapping[str, float] | None) -> float:
@@ -140,15 +163,6 @@ def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapp
         if own:
             modelled += model.cycle(steps, float(w @ s.tokens) / own, s.batch).ms * own / count
     return measured / modelled
-
-
-def _baseline(evidence: Evidence, weights: Mapping[str, float] | None) -> float | None:
-    plain = [s for s in evidence.samples if s.steps == 0]
-    if not plain:
-        return evidence.baseline_ms.point if evidence.baseline_ms else None
-    s = max(plain, key=lambda sample: sample.cycles)
-    w = unit_weights(s, weights)
-    return float(w @ s.cycle_ms) / float(w @ s.count)
 
 
 class _Lengths:
@@ -241,7 +255,7 @@ def _row(
     before: _Point | None,
     assumed: Assumed | None,
 ) -> Row:
-    slack = math.log1p(point.cost.slack_ms / point.cost.ms) if point.cost.ms else 0.0
+    slack = math.log1p(point.slack_ms / point.cost.ms) if point.cost.ms else 0.0
     down = math.log(point.length.tokens / point.length.low)
     up = math.log(point.length.high / point.length.tokens)
     if len(draws) >= DRAWS // 2:

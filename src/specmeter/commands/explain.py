@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.costmodel_explain import evidence_of, explain
+from specmeter.analysis.costmodel_figures import read_figures
+from specmeter.analysis.costmodel_reported import explain_figures
 from specmeter.analysis.moe import Experts
 from specmeter.commands.explain_commands import commands_for
+from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.explain_view import print_explain
+from specmeter.reporters.figures_view import print_figures
 from specmeter.trace.rundir import Run, load
 
 MOST_STEPS = 16
@@ -21,21 +26,49 @@ MOST_STEPS = 16
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``explain``."""
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories of profile, sweep or demo")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories of profile, sweep or demo")
     parser.add_argument("--what-if", action="append", default=[], metavar="WORDS", help='as "verify 27 %% faster"')
     parser.add_argument("--now", type=int, metavar="K", help="the draft steps that run at present")
     parser.add_argument("--upto", type=int, metavar="K", help="predict 1 to K draft steps (default: a little beyond)")
     parser.add_argument("--experts", metavar="TOTAL/EACH", help="a mixture of experts, as 128/8 (default: dense)")
     parser.add_argument("--acceptance", metavar="LIST", help="shares kept by position, where the run recorded none")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--figures", type=Path, metavar="FILE", help="explain published figures in a TOML file instead")
+    live = parser.add_argument_group("a running server, with --live")
+    live.add_argument("--live", action="store_true", help="load the server now, and explain what is seen")
+    live.add_argument("--seconds", type=float, default=50.0, metavar="S", help="of load (default: 50)")
+    add_load_arguments(parser, requests=3, max_tokens=64)
+    add_probe_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain saved runs."""
+    """Explain saved runs, a running server, or published figures."""
+    if args.figures is not None:
+        return _figures(args)
+    if args.live:
+        # The load generator is only needed here; explaining a saved run starts without it.
+        from specmeter.bench.progress import Progress
+        from specmeter.commands.explain_live import profile_live
+
+        # Two open-ended lists: the parser gives all words to the first, which here are the server's command.
+        args.server_command, args.runs = args.runs, []
+        args.runs = [profile_live(args, ["specmeter", *sys.argv[1:]], Progress())]
     if not args.runs:
-        raise SpecmeterError("No run is named.", next_step="Give a run directory, as specmeter explain DIR.")
-    runs = [load(path) for path in args.runs]
+        raise SpecmeterError(
+            "No run is named.", next_step="Give a run directory, as specmeter explain DIR, or --live with a server."
+        )
+    runs = [load(Path(path)) for path in args.runs]
     show(args, runs)
+    return int(Exit.DONE)
+
+
+def _figures(args: argparse.Namespace) -> int:
+    if args.runs or args.what_if:
+        raise SpecmeterError("--figures goes alone.", "Published figures hold no phases to change.")
+    document = explain_figures(*read_figures(args.figures))
+    if args.json:
+        print_document("explain", document, [])
+    else:
+        print_figures(document)
     return int(Exit.DONE)
 
 

@@ -1,0 +1,127 @@
+"""The cost model against laws that are known, each phase by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specmeter.analysis.costmodel import Knots, fit
+from specmeter.analysis.costmodel_curve import Assumed, Evidence, best, curve
+from specmeter.analysis.costmodel_data import samples_of
+from specmeter.analysis.costmodel_explain import evidence_of
+from specmeter.analysis.moe import Experts
+from specmeter.errors import SpecmeterError
+from specmeter.trace.rundir import load
+from tests.support.cost_runs import Law, write_run
+
+
+def evidence(tmp_path: Path, law: Law, steps: list[int], **options: object) -> Evidence:
+    return evidence_of([load(write_run(tmp_path / "run", law, steps, **options))])  # type: ignore[arg-type]
+
+
+def test_two_step_counts_predict_the_rest(tmp_path: Path) -> None:
+    law = Law()
+    rows = {row.steps: row for row in curve(evidence(tmp_path, law, [0, 2, 5], prompts=20), range(1, 7))}
+    for k, row in rows.items():
+        assert row.cycle_ms.point == pytest.approx(law.cycle_ms(k), rel=0.01), k
+        assert row.tokens.point == pytest.approx(law.tokens(k), rel=0.05), k
+        assert row.cycle_ms.low < law.cycle_ms(k) < row.cycle_ms.high, k
+    assert {k: row.status for k, row in rows.items()} == {
+        1: "interpolated", 2: "measured", 3: "interpolated", 4: "interpolated", 5: "measured", 6: "extrapolated",
+    }  # fmt: skip
+
+
+def test_phases_by_themselves_see_what_a_line_through_cycles_does_not(tmp_path: Path) -> None:
+    # Verify bends at six tokens: a line through the cycles of 1..3 steps cannot know, one measured wide chain can.
+    law = Law(knee=1.5, noise=0.001)
+    rows = {row.steps: row for row in curve(evidence(tmp_path, law, [0, 1, 3, 5, 6]), range(1, 7))}
+    line = law.cycle_ms(1) + 5 * (law.cycle_ms(3) - law.cycle_ms(1)) / 2
+    assert abs(line / law.cycle_ms(6) - 1) > 0.05
+    assert rows[2].cycle_ms.point == pytest.approx(law.cycle_ms(2), rel=0.01)
+    assert rows[4].cycle_ms.point == pytest.approx(law.cycle_ms(4), rel=0.01)
+
+
+def test_the_bound_holds_where_the_knee_was_not_measured(tmp_path: Path) -> None:
+    law = Law(knee=0.2)
+    rows = {row.steps: row for row in curve(evidence(tmp_path, law, [0, 2, 4]), range(1, 8))}
+    assert rows[6].status == "extrapolated"
+    assert rows[6].cycle_ms.low < law.cycle_ms(6) < rows[6].cycle_ms.high
+
+
+def test_one_run_of_one_setting_is_enough(tmp_path: Path) -> None:
+    law = Law()
+    found = evidence(tmp_path, law, [0, 3])
+    rows = {row.steps: row for row in curve(found, range(1, 5))}
+    assert found.now == 3
+    assert rows[2].cycle_ms.point == pytest.approx(law.cycle_ms(2), rel=0.02)
+    assert rows[4].status == "extrapolated"
+
+
+def test_the_cost_of_tokens_gained_has_its_own_slope(tmp_path: Path) -> None:
+    model = fit(samples_of([load(write_run(tmp_path / "run", Law(per_token=0.5), [0, 2, 5]))]))
+    extend = next(m for m in model.models if m.name == "extend.forward")
+    assert extend.per_token == pytest.approx(0.5, rel=0.02)
+    assert next(m for m in model.models if m.name == "verify.forward").per_token == 0
+
+
+def test_break_even_and_speed_up_are_of_the_same_run(tmp_path: Path) -> None:
+    law = Law()
+    row = next(r for r in curve(evidence(tmp_path, law, [0, 2, 5], prompts=20), [5]) if r.steps == 5)
+    assert row.break_even is not None and row.speedup is not None
+    assert row.break_even.point == pytest.approx(law.cycle_ms(5) / law.cycle_ms(0), rel=0.01)
+    assert row.speedup.point == pytest.approx(row.tokens.point / row.break_even.point)
+
+
+def test_without_a_baseline_there_is_no_break_even(tmp_path: Path) -> None:
+    rows = curve(evidence(tmp_path, Law(), [2, 5]), [3])
+    assert all(row.break_even is None and row.speedup is None for row in rows)
+
+
+def test_the_best_step_count_is_the_laws(tmp_path: Path) -> None:
+    law = Law(step=2.0, accept=(0.8, 0.5, 0.3, 0.2, 0.2, 0.2))
+    truth = max(range(1, 7), key=lambda k: law.tokens(k) / law.cycle_ms(k))
+    assert best(curve(evidence(tmp_path, law, [0, 2, 6], prompts=20), range(1, 7))).steps == truth
+
+
+def test_one_more_step_is_what_the_chain_gains_and_costs(tmp_path: Path) -> None:
+    law = Law()
+    rows = {row.steps: row for row in curve(evidence(tmp_path, law, [0, 2, 5], prompts=20), range(1, 6))}
+    assert rows[4].more_ms == pytest.approx(rows[4].cycle_ms.point - rows[3].cycle_ms.point)
+    assert rows[4].more_tokens == pytest.approx(rows[4].tokens.point - rows[3].tokens.point)
+
+
+def test_a_what_if_on_a_phase_changes_that_phase(tmp_path: Path) -> None:
+    law = Law()
+    found = evidence(tmp_path, law, [0, 2, 5])
+    plain = {row.steps: row for row in curve(found, [5])}[5]
+    cut = {row.steps: row for row in curve(found, [5], Assumed({"verify": 0.73}))}[5]
+    assert plain.cycle_ms.point - cut.cycle_ms.point == pytest.approx(0.27 * plain.phases_ms["verify"], rel=0.01)
+    assert cut.status == "what if" and cut.tokens.point == plain.tokens.point
+
+
+def test_experts_bend_the_verify_axis(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path / "run", Law(), [0, 2, 5]))]
+    dense, mixed = fit(samples_of(runs)), fit(samples_of(runs), Experts(16, 4))
+    # Between the same measured widths, and beyond them flatter: there are no more experts to read.
+    assert mixed.cycle(12, 2.0).phases["verify"] < dense.cycle(12, 2.0).phases["verify"]
+    assert mixed.cycle(5, 2.0).phases["verify"] == pytest.approx(dense.cycle(5, 2.0).phases["verify"])
+
+
+def test_verify_has_a_part_for_its_width(tmp_path: Path) -> None:
+    law = Law()
+    parts = fit(samples_of([load(write_run(tmp_path / "run", law, [0, 2, 5]))])).verify_parts(5)
+    assert parts["once"] == pytest.approx(law.verify_ms(1), rel=0.02)
+    assert parts["width"] == pytest.approx(5 * law.per_width, rel=0.1)
+
+
+def test_knots_do_not_fall_beyond_the_last() -> None:
+    assert Knots((1.0, 2.0), (5.0, 4.0)).at(9.0) == 4.0
+    assert Knots((1.0, 3.0), (4.0, 6.0)).at(2.0) == 5.0
+    assert Knots((1.0, 3.0), (4.0, 6.0)).slack(1.0, 0.1) == 0.0
+    assert Knots((1.0, 3.0), (4.0, 6.0)).slack(5.0, 0.0) == pytest.approx(2.0)
+
+
+def test_a_run_without_speculation_cannot_be_explained(tmp_path: Path) -> None:
+    with pytest.raises(SpecmeterError, match="No chain"):
+        evidence(tmp_path, Law(), [0], kind="sweep")

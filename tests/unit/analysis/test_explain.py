@@ -1,0 +1,152 @@
+"""The command on run directories: what-ifs in words, three actions with commands, and what it cannot say."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmeter.cli import main
+from specmeter.commands.explain_commands import PLACE, ServerCommands
+from tests.support.cost_runs import Law, write_run
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["explain", "--json", *arguments]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
+    return result
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", Law(), [0, 2, 5], kind="sweep", prompts=12)
+
+
+def test_three_actions_with_gain_error_and_a_command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = explained(capsys, str(run_dir), "--now", "2")
+    assert len(result["actions"]) == 3
+    gains = [action["gain"]["point"] for action in result["actions"]]
+    assert gains == sorted(gains, reverse=True) and min(gains) > 1
+    for action in result["actions"]:
+        assert action["gain"]["low"] <= action["gain"]["point"] <= action["gain"]["high"]
+        assert shlex.split(action["command"])[0] == "specmeter"
+    best = result["best_steps"]
+    steps = next(action for action in result["actions"] if action["title"] == f"{best} draft steps instead of 2")
+    assert steps["command"] == f"specmeter profile --steps {best}"
+
+
+def test_speculation_that_does_not_pay_is_to_be_switched_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    law = Law(accept=(0.1, 0.1, 0.1, 0.1), step=5.0)
+    result = explained(capsys, str(write_run(tmp_path / "run", law, [0, 3])))
+    assert "does not pay" in result["sentence"]
+    off = next(action for action in result["actions"] if action["title"] == "speculation off")
+    truth = 1 / law.cycle_ms(0) / (law.tokens(3) / law.cycle_ms(3))
+    assert off["gain"]["point"] == pytest.approx(truth, rel=0.05)
+
+
+def test_what_ifs_in_the_users_words(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "Verify  27% faster", "draft at zero", "verify at 5 ms", "wiring fixed: 0.9,0.9,0.9,0.9,0.9", "accept length 3",
+        "k=4",
+    ]  # fmt: skip
+    words = [word for question in asked for word in ("--what-if", question)]
+    result = explained(capsys, str(run_dir), "--now", "5", *words)
+    found = {answer["question"]: answer for answer in result["what_if"]}
+    law, present = Law(), next(row for row in result["curve"] if row["steps"] == 5)
+    faster = found["Verify  27% faster"]["here"]
+    assert faster["gain"]["point"] == pytest.approx(
+        present["cycle_ms"]["point"] / (present["cycle_ms"]["point"] - 0.27 * law.verify_ms(6)), rel=0.01
+    )
+    assert found["accept length 3"]["here"]["accept_length_tokens"]["point"] == pytest.approx(3, abs=0.001)
+    assert found["wiring fixed: 0.9,0.9,0.9,0.9,0.9"]["here"]["accept_length_tokens"]["point"] == pytest.approx(
+        sum(0.9**i for i in range(6))
+    )
+    assert found["verify at 5 ms"]["here"]["phases_ms"]["verify"] == pytest.approx(5, rel=0.01)
+    assert found["draft at zero"]["here"]["phases_ms"]["draft"] == 0
+    assert found["k=4"]["here"]["steps"] == 4 and found["k=4"]["here"]["status"] == "interpolated"
+    assert all(answer["assumptions"] for answer in found.values())
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("seams at zero", "host clock only"),
+        ("draft at TP 1", "no collective was recorded"),
+        ("wiring fixed", "check --probe"),
+    ],
+)
+def test_what_the_run_does_not_hold_is_said(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], question: str, said: str
+) -> None:
+    (answer,) = explained(capsys, str(run_dir), "--what-if", question)["what_if"]
+    assert answer["here"] is None and said in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    "question", ["faster please", "attention 10 % faster", "verify 130 % faster", "accept length 9", "wiring fixed: 2"]
+)
+def test_words_that_are_not_understood(run_dir: Path, capsys: pytest.CaptureFixture[str], question: str) -> None:
+    assert main(["explain", str(run_dir), "--what-if", question]) == 2
+
+
+def test_the_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run_dir), "--what-if", "verify 27 % faster"]) == 0
+    text = capsys.readouterr().out
+    assert "What if: verify 27 % faster" in text and "3 things to try" in text and "break-even" in text
+    assert "extrapolated: not shown by any measurement" in text and "$ specmeter " in text
+
+
+def test_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[3] / "docs" / "figures" / "vllm-20780.toml"
+    assert main(["explain", "--figures", str(path)]) == 0
+    assert "+5.7 %" in capsys.readouterr().out
+
+
+def test_two_runs_are_one_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = write_run(tmp_path / "two", Law(), [0, 2])
+    five = write_run(tmp_path / "five", Law(), [0, 5], seed=1)
+    result = explained(capsys, str(two), str(five), "--now", "2")
+    assert {row["steps"]: row["status"] for row in result["curve"]}[3] == "interpolated"
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "said"),
+    [
+        ({"kind": "check"}, [], "of kind check"),
+        ({}, ["--upto", "99"], "--upto is 99"),
+        ({}, ["--now", "0"], "no chain"),
+        ({}, ["--experts", "8"], "names no experts"),
+        ({}, ["--acceptance", "high"], "no list of shares"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], arguments: list[str], said: str
+) -> None:
+    path = write_run(tmp_path / "run", Law(), [0, 3], changes=changes)
+    assert main(["explain", str(path), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_cycles_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run", Law(), [0, 3])
+    for table in ("cycles", "spans"):
+        for found in path.glob(f"{table}.*"):
+            found.unlink()
+    assert main(["explain", str(path)]) == 2
+    assert "no recorded cycles" in capsys.readouterr().err
+
+
+def test_commands_start_the_users_server_with_another_setting() -> None:
+    words = ("vllm", "serve", "M", "--speculative-config", '{"method": "eagle3", "model": "H"}')
+    vllm = ServerCommands("vllm", words)
+    typed = shlex.split(vllm.setting(4, 1, 5))
+    assert typed[:3] == ["specmeter", "profile", "--"] and json.loads(typed[-1])["num_speculative_tokens"] == 4
+    assert "--speculative-config" not in vllm.setting(0, 1, 1)
+    assert ServerCommands("embedded").setting(3, 4, 8) == "specmeter profile --steps 3 --topk 4 --draft-tokens 8"
+    sglang = ServerCommands("sglang").setting(2, 1, 3)
+    assert PLACE in sglang and "--speculative-num-draft-tokens 3" in sglang

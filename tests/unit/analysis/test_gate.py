@@ -1,0 +1,115 @@
+"""The gate: worse beyond noise fails, noise does not, and what cannot be judged is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specmeter.analysis.gate import judge, passed
+from specmeter.cli import main
+from specmeter.errors import SpecmeterError
+from specmeter.trace.rundir import load
+from tests.support.cost_runs import Law, write_run
+
+LAW = Law()
+WORSE_HEAD = Law(accept=(0.5, 0.4, 0.3, 0.3, 0.2, 0.2))
+
+
+def runs(tmp_path: Path, new: Law, saved: Law = LAW, seed: int = 1, **options: object) -> tuple[Path, Path]:
+    return (
+        write_run(tmp_path / "new", new, [0, 3], seed=seed, **options),  # type: ignore[arg-type]
+        write_run(tmp_path / "saved", saved, [0, 3], **options),  # type: ignore[arg-type]
+    )
+
+
+def words(paths: tuple[Path, Path]) -> dict[str, str]:
+    return {f.quantity: f.word for f in judge(load(paths[0]), load(paths[1]))}
+
+
+def test_the_same_again_passes(tmp_path: Path) -> None:
+    found = words(runs(tmp_path, Law(noise=0.002), Law(noise=0.002), prompts=12, cycles=400))
+    assert found["cycle"] == "not worse" and found["break_even"] == "not worse"
+    assert found["accept_length"] in ("not worse", "unsettled")
+
+
+def test_a_worse_head_fails_by_its_accept_length_only(tmp_path: Path) -> None:
+    paths = runs(tmp_path, WORSE_HEAD)
+    assert words(paths) == {"accept_length": "worse", "cycle": "not worse", "break_even": "not worse"}
+    assert main(["gate", str(paths[0]), "--against", str(paths[1])]) == 1
+
+
+def test_a_dearer_cycle_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = runs(tmp_path, Law(step=2.0))
+    assert words(paths)["cycle"] == "worse" and words(paths)["break_even"] == "worse"
+    assert main(["gate", str(paths[0]), "--against", str(paths[1])]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("FAILED: ") and "cycle of k=3 went from" in text and "+6 %" in text
+
+
+def test_a_slower_machine_is_no_worse_break_even(tmp_path: Path) -> None:
+    slow = Law(verify=20.0, per_width=0.8, step=1.6, extend=2.0, per_token=0.2, output=0.6)
+    found = words(runs(tmp_path, slow))
+    assert found["cycle"] == "worse" and found["break_even"] == "not worse"
+
+
+def test_better_is_no_finding(tmp_path: Path) -> None:
+    saved, better = Law(step=2.0), Law(accept=(0.9, 0.9, 0.9, 0.9, 0.9, 0.9))
+    assert passed(judge(*(load(p) for p in runs(tmp_path, better, saved))))
+
+
+def test_noise_leaves_it_open_and_says_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = runs(tmp_path, Law(noise=0.2), Law(noise=0.2), prompts=4, cycles=6)
+    assert words(paths)["accept_length"] == "unsettled"
+    assert main(["gate", str(paths[0]), "--against", str(paths[1])]) == 0
+    assert "would settle it" in capsys.readouterr().out
+    assert main(["gate", str(paths[0]), "--against", str(paths[1]), "--settled"]) == 1
+
+
+def test_thresholds_are_the_users(tmp_path: Path) -> None:
+    paths = runs(tmp_path, Law(step=2.0))
+    arguments = ["gate", str(paths[0]), "--against", str(paths[1]), "--cycle", "0.5", "--break-even", "0.5"]
+    assert main([*arguments, "--accept-length", "0.9"]) == 0
+    assert main([*arguments, "--accept-length", "2"]) == 2
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = runs(tmp_path, WORSE_HEAD)
+    assert main(["gate", str(paths[0]), "--against", str(paths[1]), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "specmeter/gate/1" and document["result"]["passed"] is False
+    first = document["result"]["findings"][0]
+    assert first["after"] / first["before"] == pytest.approx(first["ratio"]["point"])
+
+
+def test_sweeps_are_judged_by_setting(tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", Law(), [0, 2, 3], kind="sweep", seed=1)
+    saved = write_run(tmp_path / "saved", Law(), [0, 1, 2], kind="sweep")
+    assert {f.setting for f in judge(load(new), load(saved))} == {"k=2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "bench"}, "no profile or sweep"),
+        ({"engine": {"name": "vllm"}}, "different engines"),
+        ({"acceptance": {"length_tokens": None}}, "accept length of k=3 cannot be judged"),
+        ({"break_even_tokens": None}, "break even of k=3 cannot be judged"),
+    ],
+)
+def test_runs_that_cannot_be_judged(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    new = write_run(tmp_path / "new", Law(), [0, 3], changes=changes)
+    saved = write_run(tmp_path / "saved", Law(), [0, 3])
+    with pytest.raises(SpecmeterError, match=said):
+        judge(load(new), load(saved))
+
+
+def test_no_shared_setting(tmp_path: Path) -> None:
+    new, saved = write_run(tmp_path / "new", Law(), [0, 3]), write_run(tmp_path / "saved", Law(), [0, 4])
+    with pytest.raises(SpecmeterError, match="share no setting"):
+        judge(load(new), load(saved))
+
+
+def test_no_run_directory(tmp_path: Path) -> None:
+    assert main(["gate", str(tmp_path), "--against", str(tmp_path)]) == 2
