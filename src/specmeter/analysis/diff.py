@@ -175,7 +175,7 @@ def _sentence(document: Mapping[str, Any]) -> str:
     percent = 100 * (ratio["point"] - 1)
     moved: Sequence[Mapping[str, Any]] = [row for row in document["phases"] if row["word"] in ("more", "less")]
     most = max(moved, key=lambda row: abs(row["difference_ms"]["point"]), default=None)
-    if ratio["low"] is None:
+    if ratio["low"] is None or ratio["high"] is None:
         return f"B's cycle is {percent:+.1f} % of A's, without an interval: too few units ({unit})."
     if ratio["low"] <= 1 <= ratio["high"]:
         head = f"No difference seen between the cycles ({percent:+.1f} %)"

@@ -1,0 +1,122 @@
+"""diff: known differences come out, noise does not, and one start a side proves nothing about a setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specmeter
+from specmeter.analysis.changes import changes
+from specmeter.analysis.diff import diff_runs, side
+from specmeter.cli import main
+from specmeter.reporters.diff_view import render_diff
+from specmeter.trace.rundir import write_json
+from specmeter.trace.tables import read_table, write_table
+from tests.support.saved_runs import PLAN, save_run
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("diff")
+    return (
+        save_run(folder / "a", command=["specmeter", "profile", "--steps", "2"]),
+        save_run(folder / "b", command=["specmeter", "profile", "--steps", "3"], stretch=1.2, seed=1),
+    )
+
+
+def compare(a: Path, b: Path) -> dict[str, Any]:
+    return diff_runs(specmeter.load(a), specmeter.load(b))
+
+
+def test_the_phase_that_changed_is_the_one_that_differs(pair: tuple[Path, Path]) -> None:
+    found = compare(*pair)
+    words = {row["name"]: row["word"] for row in found["phases"]}
+    assert words == {
+        "draft": "no difference seen",
+        "verify": "more",
+        "accept": "no difference seen",
+        "rest": words["rest"],
+    }
+    verify = next(row for row in found["phases"] if row["name"] == "verify")
+    # 60 % of 16 ms, stretched by 1.2.
+    assert verify["difference_ms"]["point"] == pytest.approx(9.6 * 0.2, abs=1e-3)
+    assert found["unit"] == "prompt, paired" and verify["difference_ms"]["n"] == 4
+    assert found["cycle"]["ratio"]["point"] == pytest.approx(found["cycle"]["b_ms"] / found["cycle"]["a_ms"], rel=1e-3)
+    assert "longer" in found["sentence"] and "inconclusive across starts" in found["sentence"]
+
+
+def test_means_are_the_reports(pair: tuple[Path, Path]) -> None:
+    found = compare(*pair)
+    for key, path in zip("ab", pair, strict=True):
+        report = specmeter.load(path).analysis
+        assert found["cycle"][f"{key}_ms"] == pytest.approx(report["cycle"]["mean_ms"]["point"])
+        assert found["accept_length"][f"{key}_tokens"] == pytest.approx(report["acceptance"]["length_tokens"]["point"])
+        for row in report["phases"]:
+            mine = next(r for r in found["phases"] if r["name"] == row["name"])
+            assert mine[f"{key}_ms"] == pytest.approx(row["ms"])
+
+
+def test_a_run_against_itself_has_no_difference(pair: tuple[Path, Path]) -> None:
+    found = compare(pair[0], pair[0])
+    assert found["changes"] == [] and found["cycle"]["word"] == "no difference seen"
+    assert {row["word"] for row in found["phases"]} == {"no difference seen"}
+
+
+def test_what_was_set_differently_is_listed(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plan = {**PLAN, "engine_version": "9", "points": [{**p, "text": "other()"} for p in PLAN["points"]]}
+    other = save_run(tmp_path / "c", plan=plan, command=["specmeter", "profile", "--api-key", "sk-secretsecret"])
+    found = {c.name: (c.a, c.b) for c in changes(specmeter.load(pair[0]), specmeter.load(other))}
+    assert found["command"] == ("specmeter profile --steps 2", "specmeter profile --api-key ***")
+    assert found["plan.engine_version"] == ("0", "9") and found["analysis.engine.version"] == ("0", "9")
+    assert any(name.startswith("plan.point verify.forward") for name in found)
+
+
+def with_starts(run: Path, starts: list[int]) -> Path:
+    table = read_table(run, "requests")
+    table["start"] = np.array([starts[int(p[1:])] for p in table["prompt_id"]])
+    write_table(run, "requests", table)
+    return run
+
+
+def test_three_starts_a_side_make_the_start_the_unit(tmp_path: Path) -> None:
+    a = with_starts(save_run(tmp_path / "a", prompts=6), [0, 0, 1, 1, 2, 2])
+    b = with_starts(save_run(tmp_path / "b", prompts=6, stretch=1.2), [0, 0, 1, 1, 2, 2])
+    found = compare(a, b)
+    assert found["unit"] == "server start" and found["cycle"]["ratio"]["n"] == 3
+    assert "inconclusive" not in found["sentence"] and "longer" in found["sentence"]
+    assert side(specmeter.load(a)).starts.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_one_prompt_gives_no_interval(tmp_path: Path) -> None:
+    a, b = save_run(tmp_path / "a", prompts=1), save_run(tmp_path / "b", prompts=1, stretch=2)
+    found = compare(a, b)
+    assert found["cycle"]["ratio"]["low"] is None and {row["word"] for row in found["phases"]} == {"unclear"}
+    assert "too few units" in found["sentence"] and "no interval" in render_diff(found)
+
+
+def test_command_prints_text_and_json(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *map(str, pair)]) == 0
+    text = capsys.readouterr().out
+    assert "verify" in text and "Set differently" in text and "\x1b" not in text
+    assert main(["diff", *map(str, pair), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "specmeter/diff-result/1" and document["result"]["schema"] == "specmeter/diff/1"
+
+
+def test_what_cannot_be_compared_is_said(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    assert main(["diff", str(pair[0]), str(tmp_path)]) == 2
+    sweep = save_run(tmp_path / "sweep")
+    write_json(sweep / "analysis.json", {"schema": "specmeter/analysis/1", "kind": "sweep"})
+    assert main(["diff", str(pair[0]), str(sweep)]) == 2
+    (sweep / "analysis.json").unlink()
+    assert main(["diff", str(sweep), str(pair[0])]) == 2
+
+
+def test_hostile_text_in_a_run_is_inert(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = save_run(tmp_path / "x", command=["[red]\x1b[31m\u202e<b>"])
+    text = render_diff(compare(pair[0], other))
+    assert "\x1b" not in text and "\u202e" not in text and "[red]?[31m?<b>" in text
