@@ -21,6 +21,7 @@ from specmeter.commands.load_options import (
 )
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
@@ -54,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
         how = probing(args)
         swept = sweep(spec, how, plan, writer, progress, planned_link(spec, how))
         writer.finish("complete")
+    page = save_page(writer.path)
     if args.json:
         print_json("demo", {"profile": document, "sweep": swept}, [], writer.path)
     else:
         print_analysis(swept)
         print(f"saved: {writer.path} (`specmeter report {writer.path}` shows it again)")
+        if page is not None:
+            print(f"page: {page}")
     return int(Exit.DONE)
 
 

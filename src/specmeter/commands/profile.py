@@ -29,6 +29,7 @@ from specmeter.commands.load_options import (
 )
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis, render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter, load
@@ -50,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     """Profile, print the report, save the run."""
     with terminations_interrupt():
         document, warnings, path = measure(args, ["specmeter", *sys.argv[1:]], Progress())
+    page = save_page(path)
     if args.json:
         print_json("profile", document, warnings, path)
     else:
         print_analysis(document)
         for warning in warnings:
             print(f"note: {warning}")
-        print(f"saved: {path}")
+        print(f"saved: {path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 

@@ -18,6 +18,7 @@ from specmeter.commands.load_options import (
     sending,
 )
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
@@ -55,11 +56,12 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = sweep(spec, how, plan, writer, progress, link)
         writer.finish("complete")
+    page = save_page(writer.path)
     if args.json:
         print_json("sweep", document, [], writer.path)
     else:
         print_analysis(document)
-        print(f"saved: {writer.path}")
+        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 

@@ -110,7 +110,7 @@ def groups_chart(groups: Sequence[Group], title: str, break_even: float | None) 
     x = {"field": "length", "type": "quantitative", "axis": axis("tokens a cycle"), "scale": {"zero": False}}
     layers: list[dict[str, Any]] = [
         {
-            "mark": {"type": "rule", "strokeWidth": 2, "color": "var(--s0)"},
+            "mark": {"type": "rule", "strokeWidth": 2, "color": "var(--s0)", "aria": False},
             "encoding": {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}},
         },
         {

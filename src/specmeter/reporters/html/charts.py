@@ -57,14 +57,19 @@ def draw(spec: Spec, values: Rows = ()) -> str:
         ) from error  # fmt: skip
     whole = {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json", "config": _CONFIG, "width": WIDTH,
-        "data": {"values": [_inert_row(row) for row in values]}, **spec,
+        "data": {"values": list(values)}, **spec,
     }  # fmt: skip
-    svg: str = vl_convert.vegalite_to_svg(whole, vl_version=_VL_VERSION, allowed_base_urls=[])
+    svg: str = vl_convert.vegalite_to_svg(_inert(whole), vl_version=_VL_VERSION, allowed_base_urls=[])
     return _embedded(svg)
 
 
-def _inert_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: inert(value, 200) if isinstance(value, str) else value for key, value in row.items()}
+def _inert(value: Any) -> Any:
+    """The same value with every text in it made inert; the drawing library ends the process at a control character."""
+    if isinstance(value, str):
+        return inert(value, 200)
+    if isinstance(value, Mapping):
+        return {key: _inert(item) for key, item in value.items()}
+    return [_inert(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _embedded(svg: str) -> str:

@@ -50,7 +50,7 @@ def cycle_chart(document: Document) -> str:
         x = {"field": "from", "type": "quantitative"}
         mark = {"type": "rule", "strokeDash": [5, 3], "strokeWidth": 2}
         layers.append({**line, "mark": mark, "encoding": {"x": x, "description": label()}})
-        words = {"type": "text", "dy": -6, "y": 0, "align": "right", "baseline": "bottom"}
+        words = {"type": "text", "aria": False, "dy": -6, "y": 0, "align": "right", "baseline": "bottom"}
         layers.append({**line, "mark": words, "encoding": {"x": x, "text": {"field": "text"}}})
     return draw({"layer": layers, "height": {"step": 44}}, rows)
 

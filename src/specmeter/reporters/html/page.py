@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,9 +21,10 @@ from specmeter.reporters.html.profile_section import key_figures, profile_sectio
 from specmeter.reporters.html.repeat_section import repeat_section
 from specmeter.reporters.html.sweep_section import sweep_figures, sweep_sections
 from specmeter.reporters.html.wiring_section import wiring_sections
-from specmeter.trace.rundir import Run, load
+from specmeter.trace.rundir import Run
 
 MOST_CHILDREN = 8
+SAVE_TIMEOUT_S = 120.0
 
 
 def write_page(run: Run, path: Path, wiring: Mapping[str, Any] | None = None) -> Path:
@@ -40,10 +44,18 @@ def write_page(run: Run, path: Path, wiring: Mapping[str, Any] | None = None) ->
 
 
 def save_page(folder: Path) -> Path | None:
-    """Write report.html into a finished run directory; None where the charts' library is not installed."""
+    """Write report.html into a finished run directory; None where it could not be made.
+
+    In a process of its own: a fault of the drawing library must not take a finished measurement's command with it.
+    """
     if importlib.util.find_spec("vl_convert") is None:
         return None
-    return write_page(load(folder), folder / "report.html")
+    path = folder / "report.html"
+    command = [sys.executable, "-m", "specmeter", "report", str(folder), "--html", str(path)]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(command, check=True, capture_output=True, timeout=SAVE_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        return path
+    return None
 
 
 def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:

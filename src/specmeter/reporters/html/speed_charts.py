@@ -41,7 +41,7 @@ def speed_chart(document: Mapping[str, Any], profiled: Sequence[tuple[int, float
     layers: list[dict[str, Any]] = [
         {
             "transform": [{"filter": f"datum.series == '{MEASURED}'"}],
-            "mark": {"type": "rule", "strokeWidth": 2, "color": "var(--s0)"},
+            "mark": {"type": "rule", "strokeWidth": 2, "color": "var(--s0)", "aria": False},
             "encoding": {
                 "x": x,
                 "y": {**y, "field": "low"},

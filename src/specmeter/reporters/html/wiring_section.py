@@ -57,7 +57,7 @@ def wiring_chart(document: Document) -> str:
     colour = {
         "field": "kind", "type": "nominal",
         "legend": {},
-        "scale": {"domain": ["fed", "wrong", "not fed"], "range": ["var(--s0)", "var(--bad)", "var(--grid)"]},
+        "scale": {"domain": ["fed", "wrong", "not fed"], "range": ["var(--s0)", "var(--bad)", "var(--line)"]},
     }  # fmt: skip
     x = {"field": "reader", "type": "nominal", "sort": None, "axis": axis(None, labelAngle=0, orient="top")}
     y = {"field": "state", "type": "quantitative", "scale": {"domain": [-0.5, layers + 0.5], "nice": False},
@@ -73,7 +73,7 @@ def wiring_chart(document: Document) -> str:
                     "encoding": {"x": x, "y": y, "color": colour, "size": size, "description": label()},
                 },
                 {
-                    "mark": {"type": "text", "align": "left", "dx": 10},
+                    "mark": {"type": "text", "align": "left", "dx": 10, "aria": False},
                     "encoding": {"x": x, "y": y, "text": {"field": "text"}},
                 },
             ],
