@@ -35,11 +35,10 @@ def compare(a: Path, b: Path) -> dict[str, Any]:
 def test_the_phase_that_changed_is_the_one_that_differs(pair: tuple[Path, Path]) -> None:
     found = compare(*pair)
     words = {row["name"]: row["word"] for row in found["phases"]}
-    assert words == {
+    assert {k: v for k, v in words.items() if k != "rest"} == {
         "draft": "no difference seen",
         "verify": "more",
         "accept": "no difference seen",
-        "rest": words["rest"],
     }
     verify = next(row for row in found["phases"] if row["name"] == "verify")
     # 60 % of 16 ms, stretched by 1.2.
@@ -94,7 +93,7 @@ def test_three_starts_a_side_make_the_start_the_unit(tmp_path: Path) -> None:
 def test_one_prompt_gives_no_interval(tmp_path: Path) -> None:
     a, b = save_run(tmp_path / "a", prompts=1), save_run(tmp_path / "b", prompts=1, stretch=2)
     found = compare(a, b)
-    assert found["cycle"]["ratio"]["low"] is None and {row["word"] for row in found["phases"]} == {"unclear"}
+    assert found["cycle"]["ratio"]["high"] is None and {row["word"] for row in found["phases"]} == {"unclear"}
     assert "too few units" in found["sentence"] and "no interval" in render_diff(found)
 
 

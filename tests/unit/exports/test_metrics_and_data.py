@@ -84,9 +84,8 @@ def test_hostile_labels_come_back_as_one_inert_label(name: str) -> None:
     figures = [Figures(name, name, 0, cycles={name: 3})]
     for families in (text_string_to_metric_families(openmetrics_text(figures)), parse_classic(classic(figures))):
         labels = [s.labels for f in families for s in f.samples if "server" in s.labels]
-        assert labels and all(
-            len(v) <= 120 and not {"\n", "\x1b", "\u202e"} & set(v) for d in labels for v in d.values()
-        )
+        values = [value for labelled in labels for value in labelled.values()]
+        assert values and all(len(v) <= 120 and not {"\n", "\x1b", "\u202e"} & set(v) for v in values)
 
 
 def test_promtool_finds_nothing_to_say(saved: Path) -> None:
@@ -131,13 +130,9 @@ def test_metrics_of_a_directory_and_of_none(saved: Path, tmp_path: Path, capsys:
     assert main(["metrics", str(saved)]) == 0
     assert samples(capsys.readouterr().out)
     assert main(["metrics", str(tmp_path)]) == 2
-    for words in (
-        ["--listen", "nowhere"],
-        ["--listen", "127.0.0.1:99999"],
-        ["--every", "0"],
-        ["--baseline", str(tmp_path)],
-    ):
-        assert main(["metrics", *words]) == 2
+    for option, value in (("--listen", "nowhere"), ("--listen", "127.0.0.1:99999"), ("--every", "0")):
+        assert main(["metrics", option, value]) == 2
+    assert main(["metrics", "--baseline", str(tmp_path)]) == 2
 
 
 def test_a_run_cut_off_before_its_analysis_is_said(tmp_path: Path) -> None:
