@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,36 +85,35 @@ class Gathered:
     accept_lengths: dict[str, list[float]] = field(default_factory=dict)
 
 
-def compare(
-    plan: ComparePlan,
-    how: Probing,
-    writer: RunWriter,
-    progress: Progress,
-    on_start: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
+def compare(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progress) -> dict[str, Any]:
     """Runs all starts, fills the run directory, returns the analysis. A failed start raises SpecmeterError (exit 4).
 
-    The requests of every finished start are saved at once, so that an interrupted comparison loses only its last;
-    ``on_start`` hears how many of how many starts are done.
+    The requests of every finished start are saved at once, so that an interrupted comparison loses only its last.
     """
-    gathered, order = Gathered(), plan.order()
+    gathered = Gathered()
     try:
-        for number, arms in enumerate(order):
-            progress.say(f"start {number + 1} of {len(order)}: {', '.join(arm.name for arm in arms)}")
-            _one_start(plan, how, writer, progress, number, arms, gathered)
-            writer.write_requests(gathered.requests)
-            on_start(number + 1, len(order))
+        run_starts(plan, how, writer, progress, gathered)
     except BaseException:
         if gathered.requests:
-            writer.write_analysis(_document(plan, order, gathered))
+            writer.write_analysis(document_of(plan, gathered))
         raise
-    document = _document(plan, order, gathered)
+    document = document_of(plan, gathered)
     writer.write_analysis(document)
     writer.write_report(render_analysis(document))
     return document
 
 
-def _document(plan: ComparePlan, order: Sequence[Sequence[CompareArm]], gathered: Gathered) -> dict[str, Any]:
+def run_starts(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progress, gathered: Gathered) -> None:
+    """All starts of the plan, one after the other, into ``gathered``."""
+    order = plan.order()
+    for number, arms in enumerate(order):
+        progress.say(f"start {number + 1} of {len(order)}: {', '.join(arm.name for arm in arms)}")
+        _one_start(plan, how, writer, progress, number, arms, gathered)
+        writer.write_requests(gathered.requests)
+
+
+def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:
+    """The analysis of what was gathered, with the design, the differences of arguments and the output's equality."""
     document = analyse_compare([_facts(arm, gathered) for arm in plan.arms], gathered.requests, plan.threshold)
     document["design"] = {
         "starts": plan.starts,
@@ -123,7 +122,7 @@ def _document(plan: ComparePlan, order: Sequence[Sequence[CompareArm]], gathered
         "together": plan.together,
         "concurrency": plan.concurrency,
         "seed": plan.sending.seed,
-        "order": [[arm.name for arm in arms] for arms in order],
+        "order": [[arm.name for arm in arms] for arms in plan.order()],
     }
     document["differences"] = differences(gathered.resolved)
     document["output"] = output_equality(gathered.outcomes, plan.arms[0].name, plan.sending.temperature)

@@ -1,0 +1,158 @@
+"""``specmeter tune``: the fastest setting for this model, machine and prompts, found with few starts and proven."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import Prompt
+from specmeter.bench.session import terminations_interrupt
+from specmeter.commands.load_options import (
+    add_load_arguments,
+    add_probe_arguments,
+    chosen_prompts,
+    chosen_server,
+    print_json,
+    probing,
+    sending,
+)
+from specmeter.commands.sweep import numbers
+from specmeter.engines import ServerSpec
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.terminal import print_analysis, render_analysis
+from specmeter.trace.masking import mask_command, mask_env
+from specmeter.trace.rundir import RunWriter
+from specmeter.tune.defaults import read_space, space_for
+from specmeter.tune.flags import engine_flags
+from specmeter.tune.journal import Journal
+from specmeter.tune.outcome import command_line, write_outcome
+from specmeter.tune.predict import predictions
+from specmeter.tune.search import Budget
+from specmeter.tune.space import Candidate
+from specmeter.tune.trial import LiveRunner
+from specmeter.tune.tuning import TunePlan, best_by_level, tune
+
+JOURNAL = "journal.sqlite"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``tune``."""
+    parser.add_argument("--space", type=Path, metavar="FILE", help="a TOML file that narrows or widens the space")
+    parser.add_argument(
+        "--profile", type=Path, action="append", default=[], metavar="DIR", help="a saved profile for the cost model"
+    )
+    parser.add_argument("--minutes", type=float, metavar="M", help="budget in minutes, the proof included")
+    parser.add_argument("--trials", type=int, metavar="N", help="budget of server starts for the search")
+    parser.add_argument("--journal", type=Path, metavar="PATH", help="go on with this journal (or run directory)")
+    parser.add_argument("--concurrency", default="1", metavar="LIST", help="requests at once, such as 1,8 (default: 1)")
+    parser.add_argument(
+        "--blocks", type=int, default=6, metavar="N", help="passes over the prompts a trial (default: 6)"
+    )
+    parser.add_argument(
+        "--confirm", type=int, default=3, metavar="N", help="proving starts an arm; 0: none (default: 3)"
+    )
+    parser.add_argument(
+        "--confirm-blocks", type=int, default=4, metavar="N", help="passes a proving start (default: 4)"
+    )
+    parser.add_argument("--threshold", type=float, default=0.01, metavar="X", help="what matters (default: 0.01, 1 %%)")
+    parser.add_argument("--trial-timeout", type=float, default=1800.0, metavar="S", help="a longer trial hangs")
+    add_load_arguments(parser, requests=6, max_tokens=64)
+    add_probe_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune, print the report, write the files for use."""
+    _check(args)
+    prompts, spec = chosen_prompts(args), chosen_server(args)
+    chosen = prompts.sample(args.requests, args.seed)
+    plan, how, progress = _plan(args, spec, chosen), probing(args, probes=False), Progress()
+    with terminations_interrupt():
+        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        path = _journal_path(args.journal, writer)
+        with Journal(path, plan.facts()) as journal:
+            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, args.trial_timeout)
+            try:
+                document = tune(plan, runner, how, journal, writer, progress)
+            except KeyboardInterrupt:
+                print(f"\nEvery finished trial is kept. Go on with --journal {path}", file=sys.stderr)
+                raise
+        document["prompts"] = prompts.name
+        _finish(plan, document, writer)
+    if args.json:
+        print_json("tune", document, [], writer.path)
+    else:
+        print_analysis(document)
+        print(f"saved: {writer.path}")
+    return int(Exit.DONE)
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name, low in (("blocks", 2), ("confirm_blocks", 2), ("confirm", 0)):
+        if getattr(args, name) < low:
+            raise SpecmeterError(f"--{name.replace('_', '-')} is {getattr(args, name)}.", f"It must be at least {low}.")
+    if not 0 <= args.threshold < 1 or args.trial_timeout <= 0:
+        raise SpecmeterError("--threshold must be at least 0 and below 1, --trial-timeout above 0.")
+
+
+def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...]) -> TunePlan:
+    """The plan; whatever the user's files say wrong is found before anything starts."""
+    if not spec.command or spec.engine is None:
+        raise SpecmeterError(
+            "tune needs the command that starts the server.", "A running server has one setting.", "Give `-- CMD`."
+        )
+    levels = tuple(dict.fromkeys(numbers(args.concurrency, "concurrency")))
+    if not levels or min(levels) < 1:
+        raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers from 1 on.")
+    user = read_space(args.space) if args.space is not None else None
+    flags = engine_flags(spec)
+    space = space_for(spec, flags, user)
+    budget = Budget(args.minutes, args.trials, 3 * args.confirm)
+    return TunePlan(
+        spec=spec,
+        space=space,
+        flags=flags,
+        prompts=prompts,
+        sending=sending(args),
+        budget=budget,
+        levels=levels,
+        blocks=args.blocks,
+        confirm_starts=args.confirm,
+        confirm_blocks=args.confirm_blocks,
+        threshold=args.threshold,
+        predict=predictions(args.profile, space.settings) if args.profile else None,
+    )
+
+
+def _journal_path(given: Path | None, writer: RunWriter) -> Path:
+    if given is None:
+        return writer.path / JOURNAL
+    path = given / JOURNAL if given.is_dir() else given
+    if not path.is_file():
+        raise SpecmeterError(f"There is no journal: {path}", next_step="Name the journal.sqlite of an earlier run.")
+    return path
+
+
+def _finish(plan: TunePlan, document: dict[str, Any], writer: RunWriter) -> None:
+    """Files for use, the analysis and the report."""
+    winner = document["levels"][0]["winner"]
+    settings = best_by_level(document["levels"])
+    candidate = _rebuilt(document, plan)
+    files = write_outcome(writer.path, candidate.arm(plan.spec, "tuned"), plan.spec.engine or "", settings, plan.flags)
+    document["files"] = [str(writer.path / name) for name in files]
+    document["command_line"] = command_line(mask_command(winner["command"]), mask_env(winner["env"]))
+    writer.write_analysis(document)
+    writer.write_report(render_analysis(document))
+    writer.finish("complete")
+
+
+def _rebuilt(document: dict[str, Any], plan: TunePlan) -> Candidate:
+    """The winner of the first level as a candidate."""
+    winner = document["levels"][0]["winner"]
+    return Candidate(
+        best_by_level(document["levels"])[plan.levels[0]],
+        tuple(sorted(winner["flags"].items())),
+        tuple(sorted(winner["knobs"].items())),
+    )

@@ -1,0 +1,1 @@
+"""The search for the fastest setting: space, planner, trials, journal, proof."""

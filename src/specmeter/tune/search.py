@@ -1,0 +1,214 @@
+"""The search: explore, race, repeat what cannot yet be told apart, within a budget, every start in the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specmeter.analysis.racing import contenders, losers
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.tune.journal import Journal
+from specmeter.tune.planner import Planner
+from specmeter.tune.space import Candidate
+from specmeter.tune.trial import Logs, Observation, Runner
+
+# Equal starts differed by up to 6 % (standard deviation about 3 %), until this tune knows better.
+START_SD = 0.03
+MOST_REPEATS = 3
+HOPELESS_STARTS = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most so many minutes in all and so many server starts for the search; None: no such limit.
+
+    ``confirm_starts`` starts are kept back for the proof, whose time is taken from the minutes.
+    """
+
+    minutes: float | None = None
+    trials: int | None = None
+    confirm_starts: int = 9
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < 1e6:
+            raise SpecmeterError(f"--minutes is {self.minutes}; it must be above 0.")
+        if self.trials is not None and self.trials < 1:
+            raise SpecmeterError(f"--trials is {self.trials}; it must be 1 or more.")
+
+
+class Search:
+    """One search at one concurrency level; ``observations`` holds all starts, earlier sessions' included."""
+
+    def __init__(
+        self, planner: Planner, runner: Runner, journal: Journal, budget: Budget, level: int, blocks: int, say: Say
+    ) -> None:
+        self.planner, self.runner, self.journal, self.budget = planner, runner, journal, budget
+        self.level, self.blocks, self.say = level, blocks, say
+        self.stopped_by = ""
+        self.observations: list[Observation] = []
+        self._began = time.monotonic()
+        self._start = 0
+        for event in journal.events("trial"):
+            observation = Observation.from_json(event)
+            self._start = max(self._start, observation.start + 1)
+            if observation.level == level:
+                self._take(observation)
+        self._earlier_s = sum(o.seconds for o in self.observations)
+        self._replayed = len(self.observations)
+        self._racing: Sequence[Candidate] = ()
+
+    def run(self, start: Candidate) -> None:
+        """Search until nothing is left to learn or the budget is spent; ``start`` is what the user runs now."""
+        if self.runner.together:
+            self._explore_together(start)
+        else:
+            self._explore_alone()
+        self._repeat()
+        if not any(o.mean is not None for o in self.observations):
+            causes = sorted({o.cause for o in self.observations if o.cause})
+            raise SpecmeterError(
+                "No point of the space is feasible.",
+                "; ".join(causes[:3]) or "The budget ended before the first start.",
+                "The logs of the trials are in the run directory.",
+                Exit.SERVER_FAILED,
+            )
+
+    def logs(self) -> dict[str, list[float]]:
+        """Candidate key -> one mean log rate a start, of feasible candidates whose race was not cut off."""
+        found: dict[str, list[float]] = {}
+        for o in self.observations:
+            if o.mean is not None and not o.stopped:
+                found.setdefault(o.candidate.key, []).append(o.mean)
+        return found
+
+    def best(self, speculative: bool | None = None) -> Candidate | None:
+        """The candidate of the highest mean: of all, or with (True) or without (False) speculation."""
+        known = {o.candidate.key: o.candidate for o in self.observations}
+        logs = self._in_one_measure()
+        fits = [k for k in logs if speculative is None or bool(known[k].setting.steps) == speculative]
+        return known[max(fits, key=lambda k: logs[k])] if fits else None
+
+    def _in_one_measure(self) -> dict[str, float]:
+        """Mean log rate by key; of candidates that lost a race only if nothing else is known."""
+        logs = {key: sum(values) / len(values) for key, values in self.logs().items()}
+        return logs or {o.candidate.key: o.mean for o in self.observations if o.mean is not None}
+
+    def spent_s(self) -> float:
+        """Seconds of this level so far, those of earlier sessions included."""
+        return self._earlier_s + time.monotonic() - self._began
+
+    def starts(self) -> int:
+        """Server starts at this level so far."""
+        return len({o.start for o in self.observations})
+
+    def start_s(self) -> float:
+        """Mean seconds of a start so far; 0 before the first."""
+        return sum(o.seconds for o in self.observations) / self.starts() if self.observations else 0.0
+
+    def _may_start(self) -> bool:
+        reserve = self.start_s() * (1 + self.budget.confirm_starts)
+        if self.budget.minutes is not None and self.spent_s() + reserve > 60 * self.budget.minutes and self.starts():
+            self.stopped_by = f"the budget of {self.budget.minutes:g} minutes, the proof's part kept back"
+            return False
+        if self.budget.trials is not None and self.starts() >= self.budget.trials:
+            self.stopped_by = f"the budget of {self.budget.trials} starts"
+            return False
+        return True
+
+    def _explore_alone(self) -> None:
+        """One candidate a start; a start that lags far behind the best is cut short."""
+        while self._may_start():
+            candidate = self.planner.next()
+            if candidate is None:
+                return
+            self._run([candidate], self._lagging)
+            self._give_up_if_hopeless()
+
+    def _explore_together(self, start: Candidate) -> None:
+        """A race of all settings in the user's own configuration, then of the best in each other configuration."""
+        settings = self.planner.settings_in_order()
+        group = [Candidate(setting, start.flags, start.env) for setting in settings]
+        fresh = [c for c in group if c.key not in self._known()]
+        if fresh and self._may_start():
+            self._run(group, self._race)
+            self._give_up_if_hopeless()
+        self.planner.seen(group)
+        while self._may_start():
+            candidate = self.planner.next()
+            if candidate is None:
+                return
+            best = [c.setting for c in (self.best(True), self.best(False)) if c is not None]
+            chosen = dict.fromkeys([candidate.setting, *best])
+            group = [Candidate(setting, candidate.flags, candidate.env) for setting in chosen]
+            group = [c for c in group if c.key not in self._known()]
+            self.planner.seen(group)
+            self._run(group, self._race)
+
+    def _repeat(self) -> None:
+        """More starts for those that equal starts could explain, fewest starts first."""
+        if self.runner.together and not self.planner.space.dimensions:
+            return  # all ran in the same start: their race has compared them without a start's chance
+        known = {o.candidate.key: o.candidate for o in self.observations}
+        while True:
+            logs = self.logs()
+            close = [key for key in contenders(logs, START_SD) if len(logs[key]) < MOST_REPEATS]
+            if not close or len(contenders(logs, START_SD)) < 2 or not self._may_start():
+                return
+            self._run([known[min(close, key=lambda key: len(logs[key]))]], lambda logs: set())
+
+    def _known(self) -> set[str]:
+        return {o.candidate.key for o in self.observations}
+
+    def _race(self, logs: Logs) -> set[str]:
+        keep = {o.key for o in self._racing if not o.setting.steps}
+        return set(losers(logs)) - keep  # the baseline is never dropped: every ratio is to it
+
+    def _lagging(self, logs: Logs) -> set[str]:
+        """A lone candidate is cut short once it lies four start deviations behind the best so far."""
+        best = max(self._in_one_measure().values(), default=None)
+        out = set()
+        for key, values in logs.items():
+            mean = sum(values) / len(values) if values else None
+            if best is not None and mean is not None and mean < best - 4 * START_SD * 2**0.5:
+                out.add(key)
+        return out
+
+    def _run(self, candidates: Sequence[Candidate], stop: Callable[[Logs], set[str]]) -> None:
+        self._racing = candidates
+        left = self._time_left()
+        names = candidates[0].label if len(candidates) == 1 else f"{len(candidates)} settings in one start"
+        self.say(f"trial {self.starts() + 1}: {names}{left}")
+        found = self.runner.run(candidates, self.level, self._start, self.blocks, stop)
+        self._start += 1
+        for observation in found:
+            self.journal.add("trial", observation.as_json())
+            self._take(observation)
+        for observation in found:
+            if observation.cause:
+                self.say(f"  infeasible: {observation.candidate.label}: {observation.cause}")
+
+    def _take(self, observation: Observation) -> None:
+        self.observations.append(observation)
+        self.planner.seen([observation.candidate])
+        self.planner.tell(observation.candidate, observation.mean)
+
+    def _time_left(self) -> str:
+        if self.budget.minutes is not None:
+            return f" ({max(0.0, self.budget.minutes - self.spent_s() / 60):.1f} min left in all)"
+        if self.budget.trials is not None:
+            more = self.budget.trials - self.starts()
+            about = f", about {more * self.start_s() / 60:.1f} min" if self.observations else ""
+            return f" ({more} starts left{about})"
+        return ""
+
+    def _give_up_if_hopeless(self) -> None:
+        fresh = self.observations[self._replayed :]
+        if len(fresh) >= HOPELESS_STARTS and all(o.cause for o in self.observations):
+            raise SpecmeterError(
+                "The server does not start with any setting tried.",
+                fresh[0].cause,
+                "Try the command by itself; the logs of the trials are in the run directory.",
+                Exit.SERVER_FAILED,
+            )

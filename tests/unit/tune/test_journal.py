@@ -1,0 +1,71 @@
+"""The journal: append only, one holder, one kind of work."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+import specmeter.tune.journal as journal_module
+from specmeter.engines import Setting
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.tune.journal import Journal
+from specmeter.tune.space import Candidate
+from specmeter.tune.trial import Observation
+
+FACTS = {"engine": "embedded", "model": "M"}
+
+
+def test_events_come_back_in_order_and_nothing_can_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, FACTS) as journal:
+        for number in range(3):
+            journal.add("trial", {"n": number})
+    with Journal(path, FACTS) as journal:
+        assert [event["n"] for event in journal.events("trial")] == [0, 1, 2] and not list(journal.events("proof"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    raw = sqlite3.connect(path)
+    for statement in ("DELETE FROM events", "UPDATE events SET data = '{}'", "UPDATE facts SET value = 'x'"):
+        with pytest.raises(sqlite3.DatabaseError, match="append only"):
+            raw.execute(statement)
+    raw.close()
+
+
+def test_two_tunes_on_one_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, FACTS), pytest.raises(SpecmeterError, match="Another tune") as caught:
+        Journal(path, FACTS)
+    assert caught.value.exit == Exit.REFUSED
+    Journal(path, FACTS).close()
+
+
+def test_another_model_or_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j.sqlite"
+    Journal(path, FACTS).close()
+    with pytest.raises(SpecmeterError, match="other work") as caught:
+        Journal(path, {**FACTS, "model": "another"})
+    assert caught.value.exit == Exit.REFUSED and "model is M there and another now" in caught.value.why
+    monkeypatch.setattr(journal_module, "__version__", "99.0")
+    with pytest.raises(SpecmeterError, match="other work"):
+        Journal(path, FACTS)
+    monkeypatch.undo()
+    Journal(path, FACTS).close()
+
+
+def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    path.write_bytes(b"this is no database, but long enough to look like a file" * 40)
+    with pytest.raises(SpecmeterError, match="Not a journal"):
+        Journal(path, FACTS)
+    assert path.read_bytes().startswith(b"this is no database")
+
+
+def test_observations_survive_the_journal(tmp_path: Path) -> None:
+    candidate = Candidate(Setting.of(4, 4, 12), (("--a", "1"),), (("B", "2"),))
+    told = Observation(candidate, 8, 3, (1.5, 1.25), 12.0, "", True, 2.5)
+    with Journal(tmp_path / "j.sqlite", FACTS) as journal:
+        journal.add("trial", told.as_json())
+        (event,) = journal.events("trial")
+    assert Observation.from_json(event) == told

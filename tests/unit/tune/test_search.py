@@ -1,0 +1,152 @@
+"""The search on known speeds: what it finds, in how many starts, with what budget, after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specmeter.analysis.racing import contenders, losers
+from specmeter.engines import Setting
+from specmeter.errors import SpecmeterError
+from specmeter.tune.journal import Journal
+from specmeter.tune.planner import Planner
+from specmeter.tune.search import Budget, Search
+from specmeter.tune.space import Candidate, Dimension, Space, settings_of
+from tests.support.replayed_tune import KnownRunner
+
+CURVE = {0: 50.0, 1: 58.0, 2: 63.0, 3: 61.0, 4: 55.0, 5: 49.0, 6: 44.0}
+SPACE = Space(settings_of(range(7), [1], []))
+START = Candidate(Setting.of(4))
+
+
+def _speed(candidate: Candidate) -> float:
+    knobs = dict((*candidate.flags, *candidate.env))
+    return CURVE[candidate.setting.steps] * {"Tree": 1.15, "Ring": 0.9}.get(knobs.get("NCCL_ALGO", ""), 1.0)
+
+
+def _search(
+    tmp_path: Path,
+    runner: KnownRunner,
+    space: Space = SPACE,
+    budget: Budget | None = None,
+    predict: Callable[[Setting], float | None] | None = None,
+    seed: int = 0,
+) -> Search:
+    journal = Journal(tmp_path / "j.sqlite", {"a": "b"})
+    planner = Planner(space, START, predict, seed)
+    search = Search(planner, runner, journal, budget or Budget(), 1, 6, lambda text: None)
+    try:
+        search.run(START)
+    finally:
+        journal.close()
+    return search
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_start_finds_the_best_of_a_curve(tmp_path: Path, seed: int) -> None:
+    runner = KnownRunner(_speed, together=True, seed=seed, start_sd=0.05, block_sd=0.01)
+    search = _search(tmp_path, runner)
+    best = search.best()
+    assert best is not None and CURVE[best.setting.steps] >= 0.98 * max(CURVE.values())
+    assert len(runner.starts) == 1
+    # The clear losers did not run to the end; the baseline did, so that every ratio has it.
+    stopped = {o.candidate.setting.steps for o in search.observations if o.stopped}
+    assert {5, 6} <= stopped and 0 not in stopped
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_starts_of_their_own_find_it_too(tmp_path: Path, seed: int) -> None:
+    runner = KnownRunner(_speed, together=False, seed=seed, start_sd=0.02, block_sd=0.005)
+    best = _search(tmp_path, runner).best()
+    assert best is not None and CURVE[best.setting.steps] >= 0.96 * max(CURVE.values())
+    assert len(runner.starts) > len(CURVE)  # those close to the best had more than one start
+    assert runner.starts[0] == [START] and runner.starts[1][0].setting.steps == 0
+
+
+def test_predictions_leave_the_hopeless_out(tmp_path: Path) -> None:
+    runner = KnownRunner(_speed, together=False)
+    search = _search(tmp_path, runner, predict=lambda s: CURVE[s.steps] if s.steps else None)
+    run = {c[0].setting.steps for c in runner.starts}
+    assert {5, 6} & run == set() and set(search.planner.skipped) == {"k=5", "k=6"}
+    # After the starting point and the baseline comes the best prediction.
+    assert runner.starts[2][0].setting.steps == 2
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_knob_that_matters_is_found(tmp_path: Path, together: bool) -> None:
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Ring", "Tree")), Dimension("Q", (None, "1", "2"))))
+    runner = KnownRunner(_speed, together, start_sd=0.005, block_sd=0.002)
+    best = _search(tmp_path, runner, space, Budget(trials=30)).best()
+    assert best is not None and dict(best.env).get("NCCL_ALGO") == "Tree" and best.setting.steps in (2, 3)
+
+
+def test_infeasible_points_are_kept_with_their_cause_and_not_tried_again(tmp_path: Path) -> None:
+    runner = KnownRunner(lambda c: None if c.setting.steps == 2 else _speed(c), together=False)
+    search = _search(tmp_path, runner)
+    causes = {o.candidate.setting.steps: o.cause for o in search.observations if o.cause}
+    assert causes == {2: "out of GPU memory"} and search.best() == Candidate(Setting.of(3))
+    assert sum(1 for c in runner.starts if c[0].setting.steps == 2) == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_nothing_feasible_is_an_error_with_the_cause(tmp_path: Path, together: bool) -> None:
+    runner = KnownRunner(lambda c: None, together)
+    with pytest.raises(SpecmeterError, match=r"not start|feasible") as caught:
+        _search(tmp_path, runner)
+    assert "out of GPU memory" in caught.value.why and len(runner.starts) <= 3
+
+
+def test_an_interrupted_search_repeats_no_start(tmp_path: Path) -> None:
+    class Interrupted(KnownRunner):
+        def run(self, *args: object) -> list:  # type: ignore[override,type-arg]
+            if len(self.starts) == 3:
+                raise KeyboardInterrupt
+            return super().run(*args)  # type: ignore[arg-type]
+
+    first = Interrupted(_speed, together=False)
+    with pytest.raises(KeyboardInterrupt):
+        _search(tmp_path, first)
+    second = KnownRunner(_speed, together=False)
+    search = _search(tmp_path, second)
+    done = {c[0].key for c in first.starts}
+    assert len(done) == 3 and all(c[0].key not in done for c in second.starts[:4])
+    assert search.best() == Candidate(Setting.of(2))
+    starts = [o.start for o in search.observations]
+    assert len(starts) == len(set(starts))
+
+
+def test_a_budget_of_starts_is_kept(tmp_path: Path) -> None:
+    runner = KnownRunner(_speed, together=False)
+    search = _search(tmp_path, runner, budget=Budget(trials=3))
+    assert len(runner.starts) == 3 and search.stopped_by == "the budget of 3 starts" and search.best() is not None
+
+
+def test_losers_are_those_shown_to_be_slower() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=6) * 0.05  # common to all: paired blocks cancel it
+    logs = {"a": noise, "b": noise - 0.1 + 0.002 * rng.normal(size=6), "c": noise - 0.001 + 0.01 * (-1) ** np.arange(6)}
+    found = losers({name: list(values) for name, values in logs.items()})
+    assert set(found) == {"b"} and found["b"] == pytest.approx(0.905, abs=0.01)
+    assert losers({"a": [1.0, 1.0], "b": [0.0, 0.0]}) == {}
+
+
+def test_a_race_rarely_drops_the_true_best() -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(300):
+        blocks = {str(i): list(rng.normal(size=5) * 0.02) for i in range(6)}
+        blocks["best"] = list(rng.normal(size=5) * 0.02 + 0.005)
+        alive = dict(blocks)
+        for n in (3, 4, 5):
+            for name in losers({k: v[:n] for k, v in alive.items()}):
+                alive.pop(name)
+        wrong += "best" not in alive
+    assert wrong / 300 < 0.05
+
+
+def test_contenders_allow_for_the_chance_of_starts() -> None:
+    logs = {"a": [1.0], "b": [0.95], "c": [0.8], "d": []}
+    assert contenders(logs, 0.03) == ["a", "b"] and contenders(logs, 0.001) == ["a"] and contenders({}, 0.1) == []
