@@ -7,7 +7,7 @@ are ids and shapes, written to the process's ring as any other value. A value ``
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,18 +76,10 @@ def watch(link: control.Link, url: str | None, wait_s: float) -> tuple[Seen, ...
             Exit.REFUSED,
         )
     control.wait_for_processes(link, 1, 20.0)
-    with _armed(link) as since:
+    with _armed(link, wait_s + ANSWER_S) as since:
         if url is not None:
             _ask(url)
-        until = time.monotonic() + wait_s
-        found: tuple[Seen, ...] = ()
-        while not found and time.monotonic() < until:
-            found = _read(link, plan, points, since)
-            time.sleep(POLL_S)
-        late = time.monotonic() + LATE_RANKS_S
-        while found and len(found) < (found[0].world or 1) and time.monotonic() < late:
-            found = _read(link, plan, points, since)
-            time.sleep(POLL_S)
+        found = _wait_for(lambda: _read(link, plan, points, since), link, wait_s)
     if not found:
         raise SpecmeterError(
             f"no request reached the engine of link {link.id} within {wait_s:g} s",
@@ -95,19 +87,37 @@ def watch(link: control.Link, url: str | None, wait_s: float) -> tuple[Seen, ...
             "Send the server a request meanwhile, or give its address with --url; `specmeter status` shows the link.",
             Exit.SERVER_FAILED,
         )
-    # The last records of a request's beginning may just be under way.
-    time.sleep(POLL_S)
-    return _read(link, plan, points, since)
+    return found
+
+
+def _wait_for(read: Callable[[], tuple[Seen, ...]], link: control.Link, wait_s: float) -> tuple[Seen, ...]:
+    """What is there once every rank has written and nothing more comes; empty when nothing came in ``wait_s``."""
+    until = time.monotonic() + wait_s
+    found: tuple[Seen, ...] = ()
+    while not found and time.monotonic() < until:
+        time.sleep(POLL_S)
+        if not control.processes(link, alive_only=True):
+            raise SpecmeterError(f"the server of link {link.id} has ended", exit=Exit.SERVER_FAILED)
+        found = read()
+    late = time.monotonic() + LATE_RANKS_S
+    before: tuple[Seen, ...] = ()
+    while found and time.monotonic() < late and (found != before or len(found) < (found[0].world or 1)):
+        time.sleep(POLL_S)
+        before, found = found, read() or found
+    return found
 
 
 @contextmanager
-def _armed(link: control.Link) -> Iterator[int]:
-    """Probes in while inside, gives the time (perf_counter_ns) from which records are new."""
+def _armed(link: control.Link, longest_s: float) -> Iterator[int]:
+    """Probes in while inside, gives the time (perf_counter_ns) from which records are new.
+
+    Should this process be killed, the server's watchdog takes the probes out after ``longest_s``.
+    """
     before = bool(link.document()["state"]["armed"])
     since = time.perf_counter_ns()
     try:
         if not before:
-            ack = control.arm(link)
+            ack = control.arm(link, watchdog_s=longest_s)
             if ack.silent:
                 raise SpecmeterError(
                     "The probes could not be put in.",
@@ -118,6 +128,7 @@ def _armed(link: control.Link) -> Iterator[int]:
         yield since
     finally:
         if not before:
+            link.update(armed=False, watchdog_s=0.0)
             control.disarm(link)
 
 
@@ -152,7 +163,10 @@ def _of(process: Process, plan: Mapping[str, Any], points: Mapping[int, Mapping[
     """What one process has written since a moment; None when the wiring point has not run in it."""
     if process.ring is None:
         return None
-    records = read_ring(process.ring).records
+    try:
+        records = read_ring(process.ring).records
+    except SpecmeterError:
+        return None  # it is being made at this moment
     records = records[records["t1"] >= since]
     spans = records[records["kind"] == layout.KIND_HOST_SPAN]
     hit = next((int(id) for id in spans["point"][::-1] if int(id) in points), None)
