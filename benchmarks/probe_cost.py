@@ -6,7 +6,8 @@ The probed function is a real one: rewritten by ``source.rewrite``, bound and sw
 disk (TMPDIR says where). Hot: blocks of 100,000 calls, armed and disarmed in random order, cost = (time armed - time
 disarmed) / calls; the reference is the least that a span can be (two clock reads, one pack_into, try). In place: numpy
 products, then 20 calls; rounds are armed or disarmed at random, and the cost is the difference of the medians per call,
-with a bootstrap interval. ``original`` says whether disarming gave the very same code object.
+with a bootstrap interval. Times are the thread's CPU time, so that other work on the machine does not count as the
+probe's (what it does to the caches still does). ``original`` says whether disarming gave the very same code object.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ def hot(module: types.ModuleType, swaps: list[Any], blocks: int) -> list[float]:
             many, calls = module.many, range(5000)
             for _ in range(20):
                 many(1)
-            begin = time.perf_counter_ns()
+            begin = time.thread_time_ns()
             for _ in calls:
                 many(1)
-            took[state] = (time.perf_counter_ns() - begin) / (5000 * CALLS)
+            took[state] = (time.thread_time_ns() - begin) / (5000 * CALLS)
         costs.append(took["in"] - took["out"])
     return costs
 
@@ -122,13 +123,13 @@ def reference(blocks: int) -> list[float]:
 
     found = []
     for _ in range(blocks):
-        begin = time.perf_counter_ns()
+        begin = time.thread_time_ns()
         for _ in range(100_000):
             span(clock(), 1)
-        middle = time.perf_counter_ns()
+        middle = time.thread_time_ns()
         for _ in range(100_000):
             pass
-        end = time.perf_counter_ns()
+        end = time.thread_time_ns()
         found.append(((middle - begin) - (end - middle)) / 100_000)
     return found
 
@@ -153,9 +154,9 @@ def in_place(module: types.ModuleType, swaps: list[Any], rounds: int) -> tuple[l
         for _ in range(times):
             a @ a
         products.append((time.perf_counter() - start) * 1e3)
-        begin = time.perf_counter_ns()
+        begin = time.thread_time_ns()
         module.many(1)
-        took[state].append((time.perf_counter_ns() - begin) / CALLS)
+        took[state].append((time.thread_time_ns() - begin) / CALLS)
     return took["in"], took["out"], statistics.median(products)
 
 

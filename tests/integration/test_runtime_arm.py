@@ -229,8 +229,9 @@ def test_threads_get_lanes_of_their_own(toy: Toy, tmp_path: Path) -> None:
 def test_slot_numbers_start_over_after_32_bits(toy: Toy, tmp_path: Path) -> None:
     link = toy.link(tmp_path / "links", armed=True, capacity=1000)
     code = (
-        "import toymod, sys, itertools\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
-        "rt._recorder.ring.next_slot = itertools.count(2**32 - 3).__next__\nrt._recorder._attach(rt._recorder.ring)\n"
+        "import toymod, sys\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
+        "r = rt._recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.next_place()\n"
+        "rt._recorder.set_writing(True)\n"
         "for _ in range(3): toymod.step()"
     )
     assert run_python(code, environment(link, tmp_path)).stderr == ""
@@ -263,14 +264,15 @@ def test_disk_full_disarms_and_the_server_goes_on(toy: Toy, tmp_path: Path) -> N
     assert "File too large" in process.report["faults"][0]
 
 
-@pytest.mark.parametrize("place", ["pack", "slot", "lane", "cycle", "value"])
+@pytest.mark.parametrize("place", ["pack", "place", "ring", "lane", "cycle", "value"])
 def test_a_fault_in_our_code_disarms_that_point_and_lets_the_call_through(place: str, tmp_path: Path) -> None:
     marks = [Mark("cycle", role="cycle", values={"v": "return"}), Mark("leaf", "verify.forward")]
     toy = make_toy(tmp_path, "toymod", SOURCE, marks)
     link = toy.link(tmp_path / "links", armed=True)
     breakage = {
-        "pack": "w = rt._recorder.write; w.__closure__[w.__code__.co_freevars.index('pack')].cell_contents = boom",
-        "slot": "sys.modules['_specmeter_runtime.process'].Ring = boom",
+        "pack": "p.layout.RECORD = p.layout.SPAN = type('S', (), {'pack_into': boom})",
+        "place": "p.Recorder._place = boom",
+        "ring": "sys.modules['_specmeter_runtime.process'].Ring = boom",
         "lane": "p.Recorder._new_lane = boom",
         "cycle": "rt._recorder.on_cycle = boom",
         "value": "p.Recorder._value = boom",
@@ -289,7 +291,7 @@ print([toymod.step(n) for n in range(5)])
     done = run_python(code, environment(link, tmp_path))
     assert (done.stdout, done.stderr) == ("[1, 2, 3, 4, 5]\n", "")
     report = only_process(link).report
-    if place == "slot":
+    if place == "ring":
         assert "injected" in report["faults"][0] and not report["armed"]
     else:
         assert report["disarmed"] and all(
@@ -391,6 +393,44 @@ def plain(n): return n
     took = (found["t1"] - found["t0"])[found["point"] == toy.id("leaf")]
     assert len(took) == 2 and (took > 15_000_000).all(), "the await is timed, not the making of the coroutine"
     assert (found["point"] == toy.id("plain")).sum() == 1
+
+
+def test_a_call_that_turns_out_to_create_a_coroutine_is_disarmed_not_timed(tmp_path: Path) -> None:
+    source = """
+async def slow(x):
+    return x
+def gen():
+    yield 1
+async def agen():
+    yield 1
+table = {"plain": lambda x: x, "coroutine": slow, "generator": lambda x: gen(), "async": lambda x: agen()}
+def run(kind):
+    return call(kind)(3)
+def call(kind):
+    return table[kind]
+def other(f):
+    return f(1)
+def third(f):
+    return f(1)
+"""
+    toy = make_toy(tmp_path, "toymod", source, [Mark("call(kind)"), Mark("f", "fourth")])
+    link = toy.link(tmp_path / "links", armed=True)
+    code = """
+import toymod as t, asyncio
+print([t.run("plain") for _ in range(20)])
+print(asyncio.run(t.run("coroutine")), t.run("plain"))
+print(list(t.other(t.table["generator"])))
+print(type(t.third(t.table["async"])).__name__)
+"""
+    done = run_python(code, environment(link, tmp_path))
+    assert (done.stdout, done.stderr) == (f"{[3] * 20}\n3 3\n[1]\nasync_generator\n", "")
+    process = only_process(link)
+    found = records(process.ring)
+    spans = found[found["kind"] == layout.KIND_HOST_SPAN]
+    assert len(spans) == 20 and set(spans["point"].tolist()) == {toy.id("call(kind)")}, "no time of a mere creation"
+    whys = [entry["exception"] for entry in process.report["disarmed"]]
+    assert [why.split("creates a ")[1].split(":")[0] for why in whys] == ["coroutine", "generator", "async_generator"]
+    assert process.report["armed_points"] == []
 
 
 def test_two_processes_acknowledge(toy: Toy, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class EventClock:
                     self._stop(error)
             return stamp
 
-        def device_end(t0: int, result: Any, *roots: Any) -> Any:
+        def device_end(t0: int, result: Any, id: int, *roots: Any) -> Any:
             first = getattr(t0, "event", None)
             if first is not None and not self._off:
                 try:
@@ -67,7 +67,7 @@ class EventClock:
                         self._queue(point, first, second)
                 except Exception as error:
                     self._stop(error)
-            return end(t0, result, *roots)
+            return end(t0, result, id, *roots)
 
         return device_begin, device_end
 

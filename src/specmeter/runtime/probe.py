@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from _thread import RLock, get_ident
+from _thread import RLock, _local, get_ident
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
@@ -25,8 +26,26 @@ Getter = Tuple[
 ]  # value id, index of the name handed over (-1: result), attributes, steps
 
 
-def _nothing(*_record: Any) -> None:
-    """Packs nothing: takes ``pack_into``'s place while probes are out."""
+MARKS = 1 << 32  # the commit mark has 32 bits
+
+
+class Slow(Exception):
+    """Sends a probe to its slow way: not set up yet, or out."""
+
+
+class OnlyCreated(Exception):
+    """The call gave back work that is still to be done, so its time means nothing."""
+
+
+class Unready:
+    """Stands in for a ring and a thread's lane until there are any."""
+
+    lane = 0
+    buffer = None
+
+    @staticmethod
+    def next_place() -> Tuple[int, int]:
+        raise Slow
 
 
 def through(_begin: int, result: Any, *_roots: Any) -> Any:
@@ -65,6 +84,7 @@ class Recorder:
     ) -> None:
         self.ring: Optional[Ring] = None
         self.lanes: Dict[int, int] = {}
+        self.local: Any = _local()
         self.refused_values: Dict[int, str] = {}
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
@@ -75,88 +95,74 @@ class Recorder:
         self._on_lane = on_lane
         self._make_writers()
 
-    # The cells below are shared by all closures, and are the fastest state that CPython has for them.
+    # One function serves every plain point, which in place costs fewer cache lines than one a point. What changes lies
+    # in its defaults (locals there: no cell to follow, no test), the cycle in a cell.
     def _make_writers(self) -> None:
         recorder = self
-        clock = time.perf_counter_ns
-        ident = get_ident
         cycle = 0
         writing = True
+        kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
-        def first_slot() -> int:
-            return recorder._start()
+        def end(
+            t0: int, result: Any, point: int, clock: Any, type: Any, coroutine: Any, generator: Any, stream: Any,
+            local: Any, next_place: Any, pack: Any, buffer: Any,
+        ) -> Any:  # fmt: skip
+            t1 = clock()
+            try:
+                kind = type(result)
+                if kind is coroutine or kind is generator or kind is stream:
+                    raise OnlyCreated(f"the call only creates a {kind.__name__}: nothing of its work happens there")
+                lane = local.lane
+                place, mark = next_place()
+                pack(buffer, place, t0, t1, cycle, point, lane, mark)
+            except Exception as error:
+                if not recover(point, error, t0, t1):
+                    raise
+            return result
 
-        next_slot: Callable[[], int] = first_slot
-        pack: Callable[..., Any] = layout.RECORD.pack_into
-        buffer: Any = None
-        mask = 0
-        lanes: Dict[int, int] = self.lanes
-        header, size = layout.HEADER_SIZE, layout.RECORD_SIZE
-
-        def attach(ring: Ring) -> None:
-            nonlocal buffer, mask, next_slot
-            buffer, mask, next_slot = ring.buffer, ring.capacity - 1, ring.next_slot
-
-        def reset() -> None:
-            nonlocal cycle, lanes, buffer
-            recorder.ring, buffer, cycle = None, None, 0
-            recorder._opening = RLock()
-            recorder.lanes = lanes = {}
-            set_writing(writing)
-
-        def set_writing(on: bool) -> None:
-            # Off costs the hot path no test: a frame still in flight then writes nothing, nowhere.
-            nonlocal writing, pack, next_slot
-            writing = on
-            pack = layout.RECORD.pack_into if on else _nothing
-            if not on:
-                next_slot = int
-            else:
-                next_slot = recorder.ring.next_slot if recorder.ring is not None else first_slot
-
-        def write(kind: int, point: int, t0: int, t1: int, value: int) -> None:
-            lane = lanes.get(ident())
-            if lane is None:
-                lane = recorder._new_lane()
-            slot = next_slot()
-            pack(buffer, header + (slot & mask) * size, t0, t1, cycle, point, kind, lane, value, slot + 1 & 0xFFFFFFFF)
-
-        def make_span(point: int) -> End:
-            def end(t0: int, result: Any) -> Any:
-                t1 = clock()
-                try:
-                    lane = lanes[ident()]
-                    slot = next_slot()
-                    # 4096: HEADER_SIZE, 32: RECORD_SIZE, as constants.
-                    pack(buffer, 4096 + (slot & mask) * 32, t0, t1, cycle, point, 0, lane, 0, slot + 1)
-                except Exception as error:
-                    if not recover(point, error, t0, t1):
-                        raise
-                return result
-
-            return end
+        def use(local: Any, ring: Any) -> None:
+            end.__defaults__ = (
+                time.perf_counter_ns, type, *kinds, local, ring.next_place, layout.SPAN.pack_into, ring.buffer
+            )  # fmt: skip
 
         def recover(point: int, error: Exception, t0: int, t1: int) -> bool:
-            """Write the record after all at a thread's first and when slot numbers ran out; False: not our fault."""
+            """The way of the first call, of a thread's first and of a lap's last; False: not our fault."""
             if not _ours(error):
                 return False
-            if not writing:
-                return True
             try:
-                ring = recorder.ring
-                if type(error) is KeyError and ident() not in lanes:
+                if writing:
+                    if not recorder._expected(error):
+                        raise error
                     write(layout.KIND_HOST_SPAN, point, t0, t1, 0)
-                    return True
-                if ring is not None and type(error) is struct.error and ring.start_over():
-                    attach(ring)
-                    write(layout.KIND_HOST_SPAN, point, t0, t1, 0)
-                    return True
+                    use(recorder.local, recorder.ring)
+                    if not writing:
+                        use(Unready, Unready)
             except Exception as second:
                 if not _ours(second):
                     raise
-                error = second
-            recorder._fault(point, error)
+                recorder._fault(point, second)
             return True
+
+        def write(kind: int, point: int, t0: int, t1: int, value: int) -> None:
+            if not writing:
+                return
+            lane = getattr(recorder.local, "lane", -1)
+            if lane < 0:
+                lane = recorder._new_lane()
+            ring, place, mark = recorder._place()
+            layout.RECORD.pack_into(ring.buffer, place, t0, t1, cycle, point, kind, lane, value, mark)
+
+        def reset() -> None:
+            nonlocal cycle
+            recorder.ring, cycle = None, 0
+            recorder._opening = RLock()
+            recorder.lanes, recorder.local = {}, _local()
+            set_writing(writing)
+
+        def set_writing(on: bool) -> None:
+            nonlocal writing
+            writing = on
+            use(Unready, Unready)
 
         def make_cycle_begin(point: int) -> Begin:
             def begin() -> int:
@@ -167,17 +173,18 @@ class Recorder:
                         if recorder.events is not None:
                             recorder.events.drain()
                         if recorder.on_cycle is not None:
-                            recorder.on_cycle(cycle, clock())
+                            recorder.on_cycle(cycle, time.perf_counter_ns())
                     except Exception as error:
                         if not _ours(error):
                             raise
                         recorder._fault(point, error)
-                return clock()
+                return time.perf_counter_ns()
 
             return begin
 
-        self._attach, self.reset, self.set_writing, self.write = attach, reset, set_writing, write
-        self._make_span, self._make_cycle_begin = make_span, make_cycle_begin
+        self.reset, self.set_writing, self.write = reset, set_writing, write
+        self._end, self._make_cycle_begin = end, make_cycle_begin
+        use(Unready, Unready)
         self._cycle = lambda: cycle
 
     def time_device(self) -> None:
@@ -191,7 +198,7 @@ class Recorder:
         """The begin and end functions of one point of the plan. Raises ValueError for a bad value path."""
         id = int(point["id"])
         begin: Begin = self._make_cycle_begin(id) if point.get("role") == "cycle" else time.perf_counter_ns
-        end = self._make_span(id)
+        end: End = self._end
         if self.events is not None and is_device_point(point):
             begin, end = self.events.pair(id, begin, end)
         getters = _getters(point, roots, value_ids)
@@ -200,8 +207,8 @@ class Recorder:
     def _with_values(self, point: int, span: End, getters: List[Getter]) -> End:
         clock = time.perf_counter_ns
 
-        def end(t0: int, result: Any, *roots: Any) -> Any:
-            span(t0, result)
+        def end(t0: int, result: Any, _point: int, *roots: Any) -> Any:
+            span(t0, result, point)
             try:
                 t1 = clock()
                 for value_id, index, attributes, steps in getters:
@@ -227,19 +234,42 @@ class Recorder:
                 self.refused_values[value_id] = f"{type(reason).__name__}: {reason}"
                 self._on_lane()
 
-    def _start(self) -> int:
-        """Make the ring, and give its first slot."""
-        with self._opening:
+    def _place(self) -> Tuple[Ring, int, int]:
+        """The ring (made at the first record), a free record's offset in it, and its mark."""
+        while True:
             ring = self.ring
             if ring is None:
-                ring = self.ring = self._open_ring()
-                self._attach(ring)
+                ring = self._start()
+            next_place = ring.next_place
+            try:
+                place, mark = next_place()
+            except StopIteration:
+                with self._opening:
+                    ring.turn(next_place)
+                continue
+            if mark < MARKS:
+                return ring, place, mark
+
+    def _expected(self, error: Exception) -> bool:
+        """Whether a probe takes the slow way without a fault: not set up, the lap over, marks used up, a new thread."""
+        if type(error) is OnlyCreated:
+            return False
+        if type(error) is Slow or type(error) is StopIteration:
+            return True
+        if type(error) is struct.error:
+            return self.ring is not None and self.ring.written() == MARKS
+        return not hasattr(self.local, "lane")
+
+    def _start(self) -> Ring:
+        with self._opening:
+            if self.ring is None:
+                self.ring = self._open_ring()
                 self._on_lane()
-        return ring.next_slot()
+            return self.ring
 
     def _new_lane(self) -> int:
         lane = min(len(self.lanes), OTHER_LANES)
-        lane = self.lanes.setdefault(get_ident(), lane)
+        lane = self.local.lane = self.lanes.setdefault(get_ident(), lane)
         self._on_lane()
         return lane
 

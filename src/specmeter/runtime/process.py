@@ -22,7 +22,7 @@ from .ring import DEFAULT_CAPACITY, Ring, start_ticks
 from .swap import CannotSwap, Pair, Swap, find_functions, running_codes
 
 GRACE_S = 1.0
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Runtime:

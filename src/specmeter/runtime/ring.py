@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from itertools import count
-from typing import Any
+from typing import Any, Callable, Tuple
 
 from . import layout
 
@@ -35,24 +35,27 @@ def boot_id() -> str:
 class Ring:
     """A preallocated ring file (0600) of ``capacity`` records, rounded up to a power of two.
 
-    ``next_slot()`` gives slot numbers over the ring's whole life, without a lock; ``buffer`` is the mapping. Raises
-    OSError when the file cannot be made or the disk is full: every block is allocated here, so that no write can
-    fault later.
+    ``next_place()`` gives a free record's byte offset and its commit mark, without a lock, until the lap is over and it
+    raises StopIteration: then ``turn`` begins the next lap. ``buffer`` is the mapping. Raises OSError when the file
+    cannot be made or the disk is full: every block is allocated here, so that no write can fault later.
     """
+
+    next_place: Callable[[], Tuple[int, int]]
 
     def __init__(self, path: str, capacity: int, plan_sha256: bytes, rank: int = -1, world: int = -1) -> None:
         self.path = path
         self.capacity = capacity = 1 << max(capacity - 1, 1).bit_length()
-        self.next_slot = count().__next__
+        self._lap(1)
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
-        if os.path.exists(path):
-            os.unlink(path)  # a signal handler of the server cut a first try short
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unready = f"{path}.new"  # what readers look for appears whole
+        if os.path.exists(unready):
+            os.unlink(unready)  # a signal handler of the server cut a first try short
+        handle = os.open(unready, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(handle, 0, size)
             self.buffer: Any = mmap.mmap(handle, size)
         except BaseException:
-            os.unlink(path)
+            os.unlink(unready)
             raise
         finally:
             os.close(handle)
@@ -73,17 +76,21 @@ class Ring:
             time.perf_counter_ns(),
             time.time_ns(),
         )
+        os.rename(unready, path)
 
-    def start_over(self) -> bool:
-        """Begin the slot numbers anew when the 32 bits of the commit mark have run out; False when they have not.
-
-        The one record whose mark would be 0 is lost; the next one's mark is 1, as 2**32 positions later it should be.
-        """
-        if self.written() < 1 << 32:
-            return False
-        self.next_slot = count().__next__
-        return True
+    def turn(self, ended: Callable[[], Tuple[int, int]]) -> None:
+        """Begin the next lap, unless another thread has already done so after ``ended`` gave its last place."""
+        if self.next_place is ended:
+            # The marks have 32 bits; the place whose mark would be 0 is left out by the writer, and the next mark is 1.
+            self._lap((self._first + self.capacity) % (1 << 32))
 
     def written(self) -> int:
-        """How many slots were taken so far. Looks without taking one."""
-        return int(repr(self.next_slot.__self__).split("(")[1].rstrip(")"))  # type: ignore[attr-defined]
+        """How many marks were taken so far, modulo 2**32. Looks without taking one."""
+        return int(repr(self._marks).split("(")[1].rstrip(")")) - 1
+
+    def _lap(self, first: int) -> None:
+        self._first = first
+        self._marks = count(first)
+        start, size = layout.HEADER_SIZE, layout.RECORD_SIZE
+        # Both numbers come from one call into C, so no other thread can get in between.
+        self.next_place = zip(range(start, start + self.capacity * size, size), self._marks).__next__  # noqa: B905 (3.9)

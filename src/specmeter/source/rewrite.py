@@ -1,8 +1,8 @@
 """Puts probes into one module's syntax tree and compiles the functions that carry them.
 
 Runs under the server's own interpreter (standard library of CPython 3.9). A call ``f(a)`` of point 7 becomes
-``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a))``: two string constants in function position, which the runtime
-replaces in ``co_consts`` by its functions. Line numbers stay, so tracebacks are those of the unprobed source.
+``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a), 7)``: two string constants in function position, which the
+runtime replaces in ``co_consts`` by its functions. Line numbers stay, so tracebacks are those of the unprobed source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from types import CodeType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-FORMAT = 1
+FORMAT = 2
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
 
@@ -235,7 +235,7 @@ class _Placer(ast.NodeTransformer):
             raise _No(f"the call only creates a {lazy}: nothing of its work happens there")
         names, roots = _call_roots(call, point, self._nearest())
         self._place_in(key, point, roots)
-        return _end(node, point["id"], [_begin(node, point["id"]), node, *names])
+        return _end(node, point["id"], [_begin(node, point["id"]), node, _id(node, point["id"]), *names])
 
     def _wrap_body(self, node: Function, point: Mapping[str, Any]) -> ast.AST:
         key = self._check_scopes()
@@ -436,6 +436,10 @@ def _begin(at: ast.AST, id: int) -> ast.expr:
     return ast.copy_location(ast.Call(ast.copy_location(ast.Constant(f"{BEGIN}{id}"), at), [], []), at)
 
 
+def _id(at: ast.AST, id: int) -> ast.expr:
+    return ast.copy_location(ast.Constant(id), at)
+
+
 def _end(at: ast.AST, id: int, arguments: List[ast.expr]) -> ast.expr:
     return ast.copy_location(ast.Call(ast.copy_location(ast.Constant(f"{END}{id}"), at), arguments, []), at)
 
@@ -477,7 +481,7 @@ def _wrap_statements(node: Function, id: int, names: List[ast.expr], needs_resul
         wrapped = [rewriter.visit(statement) for statement in body]
         body = [item for entry in wrapped for item in (entry if isinstance(entry, list) else [entry])]
         value = ast.Name(result, ast.Load())
-    finish = ast.Expr(_end(at, id, [ast.Name(token, ast.Load()), value, *names]))
+    finish = ast.Expr(_end(at, id, [ast.Name(token, ast.Load()), value, _id(at, id), *names]))
     guarded = ast.Try(body=body or [ast.Pass()], handlers=[], orelse=[], finalbody=[finish])
     for statement in [*start, guarded, finish]:
         ast.copy_location(statement, at)

@@ -32,8 +32,8 @@ def probed(
     seen: list[tuple[str, Any]] = []
 
     def pair(point: dict[str, Any]) -> Any:
-        def end(begin: int, result: Any, *names: Any) -> Any:
-            assert begin == 11
+        def end(begin: int, result: Any, id: int, *names: Any) -> Any:
+            assert (begin, id) == (11, point["id"])
             seen.append((point["name"], result, *names) if names else (point["name"], result))
             return result
 
