@@ -82,6 +82,7 @@ class Top(App[None]):
         self.at = 0
         self.frozen = False
         self.note = ""
+        self.answer_s = 10.0
         self._rate_hz = rate_hz
         self._shown = shown
 
@@ -159,10 +160,10 @@ class Top(App[None]):
             self._tell(arm if wanted else disarm, server, "armed" if wanted else "disarmed")
 
     @work(thread=True, exclusive=True)
-    def _tell(self, command: Callable[[Link], Ack], server: LiveServer, word: str) -> None:
+    def _tell(self, command: Callable[[Link, float], Ack], server: LiveServer, word: str) -> None:
         """Send the command and wait for the answers, beside the drawing."""
         try:
-            ack = command(server.link)
+            ack = command(server.link, self.answer_s)
         except (SpecmeterError, OSError) as error:
             self.note = f"{server.link.id}: {error}".splitlines()[0]
             return

@@ -157,11 +157,11 @@ class RankStats:
     def _idle(self, dur: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Cycles after which the engine waited for work, as the trace says it, by the last few hundred cycles."""
         gap = dur - own
+        self._gaps.extend(gap.tolist())
+        self._durs.extend(dur.tolist())
         limit = 1e9
         if len(self._gaps) > 2:
             limit = max(20.0 * float(np.median(self._gaps)), float(np.median(self._durs)))
-        self._gaps.extend(gap.tolist())
-        self._durs.extend(dur.tolist())
         idle: NDArray[np.bool_] = gap > limit
         return idle
 

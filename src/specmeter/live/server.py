@@ -85,12 +85,12 @@ class LiveServer:
             self.look()
         for path, source in list(self._sources.items()):
             records = source.tail.new()
+            if source.tail.lost != source.lost:
+                source.lost = source.tail.lost
+                self._forget()
             if len(records):
                 source.pending = np.concatenate([source.pending, records])[-_MOST_PENDING:]
                 self._fresh = True
-            if source.tail.lost != source.lost:
-                source.lost = source.tail.lost
-                self._interrupt()
             if not path.exists() and not len(records):
                 del self._sources[path]
         if self._fresh and now - self._folded >= FOLD_S:
@@ -169,14 +169,12 @@ class LiveServer:
             _, group = np.unique(cycle, return_inverse=True)
             rank.stats.take_device(np.bincount(group, weights=gap).astype(np.int64))
 
-    def _interrupt(self) -> None:
-        for rank in self.ranks.values():
-            rank.stats.interrupt()
-
     def _forget(self) -> None:
+        """Records are missing: what is pending belongs to cycles that are not whole."""
         for source in self._sources.values():
             source.pending = source.pending[:0]
-        self._interrupt()
+        for rank in self.ranks.values():
+            rank.stats.interrupt()
 
 
 def _moment(records: Records) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import numpy as np
 from specmeter.trace.ring import Records, RingCursor
 
 _PIECE = 1024
-_MOST = 1 << 17
+_MOST = 128
 _HOLES = 256
 
 
@@ -24,12 +24,21 @@ class Tail(RingCursor):
         self.next_position = int(np.ascontiguousarray(self._marks).max(initial=0))
 
     def new(self) -> Records:
-        """The records completed since the last call. Looks at one slot when there are none."""
+        """The records completed since the last call; where some were lost, only those after the gap.
+
+        Looks at one slot when there are none.
+        """
         if not self._moved():
             return self._slots[:0]
         pieces = [self.poll(_PIECE)]
-        while len(pieces[-1]) == _PIECE and len(pieces) * _PIECE < _MOST:
+        # A poll that was overtaken gives nothing, and the next one what is there.
+        while self._moved() and len(pieces) < _MOST:
+            position, lost = self.next_position, self.lost
             pieces.append(self.poll(_PIECE))
+            if self.lost != lost:
+                pieces = pieces[-1:]
+            if self.next_position == position:
+                break
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def pass_hole(self) -> None:
