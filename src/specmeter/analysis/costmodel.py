@@ -52,7 +52,7 @@ class Knots:
         Between knots up to half their difference (in the middle), beyond the ends all of the extrapolated change, and
         ``floor`` of the value besides.
         """
-        if any(abs(x - knot) < 1e-9 for knot in self.x):
+        if any(abs(x - knot) < 1e-5 for knot in self.x):
             return 0.0
         value = self.at(x)
         inside = self.x[0] < x < self.x[-1]

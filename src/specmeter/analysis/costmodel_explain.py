@@ -101,6 +101,7 @@ def explain(
     top = best(rows)
     return {
         "schema": SCHEMA,
+        "kind": "explain",
         "version": __version__,
         **facts,
         "now_steps": evidence.now,

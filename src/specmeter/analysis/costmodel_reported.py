@@ -16,7 +16,8 @@ SCHEMA = "specmeter/figures/1"
 
 def explain_figures(title: str, series: Sequence[Series]) -> dict[str, Any]:
     """The document: one entry a series, each with its lines, and where asked predictions and a story."""
-    return {"schema": SCHEMA, "version": __version__, "title": title, "series": [_series(s) for s in series]}
+    head = {"schema": SCHEMA, "kind": "figures", "version": __version__}
+    return {**head, "title": title, "series": [_series(s) for s in series]}
 
 
 def _series(series: Series) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from specmeter.analysis.moe import Experts
 from specmeter.commands.explain_commands import commands_for
 from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.explain_view import print_explain
-from specmeter.reporters.figures_view import print_figures
+from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
 
 MOST_STEPS = 16
@@ -68,7 +67,7 @@ def _figures(args: argparse.Namespace) -> int:
     if args.json:
         print_document("explain", document, [])
     else:
-        print_figures(document)
+        print_analysis(document)
     return int(Exit.DONE)
 
 
@@ -88,7 +87,7 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     if args.json:
         print_document("explain", document, warnings)
         return
-    print_explain(document)
+    print_analysis(document)
     for warning in warnings:
         print(f"note: {warning}")
 

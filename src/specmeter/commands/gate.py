@@ -9,7 +9,7 @@ from typing import Any
 from specmeter.analysis.gate import DEFAULTS, Finding, judge, passed
 from specmeter.commands.explain import print_document
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.gate_view import print_gate
+from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
 
 _HELP = {
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_document("gate", document, warnings)
     else:
-        print_gate(document)
+        print_analysis(document)
         for warning in warnings:
             print(f"note: {warning}")
     return int(Exit.DONE if good else Exit.FINDING)
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def as_document(new: Run, saved: Run, findings: tuple[Finding, ...], good: bool) -> dict[str, Any]:
     """The result as JSON."""
     return {
+        "kind": "gate",
         "run": str(new.path),
         "against": str(saved.path),
         "passed": good,

@@ -1,92 +1,89 @@
-"""The text of ``specmeter explain --figures``: what published figures say, and what they cannot all say."""
+"""The report of ``specmeter explain --figures``: what published figures say, and what they cannot all say."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from specmeter.reporters.inert import inert
+from specmeter.reporters.language import MIDDLE, NARROW, heading, make_table, remark, verdict_line
+from specmeter.reporters.numbers import MISSING, number
 
 
-def print_figures(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print a figures document; colour only on a terminal, and not under NO_COLOR."""
-    out = file or sys.stdout
-    width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
-    console = Console(file=out, width=max(width, 60), highlight=False, markup=False, emoji=False)
-    console.print(Text(inert(document["title"], 200), style="bold"))
+def figures_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The parts of the report, in order; ``width`` in columns."""
+    yield verdict_line(document["title"])
     for series in document["series"]:
-        for part in _series(series):
-            console.print(part)
+        yield heading(inert(series["name"], 200))
+        if series["baseline_ms"] is not None:
+            slope = f"; {series['slope_ms']:.2f} ms a further step" if series["slope_ms"] is not None else ""
+            yield remark(f"baseline step {series['baseline_ms']:.2f} ms{slope}")
+        if any(line["cycle_ms"] is not None for line in series["lines"]):
+            yield _lines(series, width)
+        for line in series["lines"]:
+            yield from _remarks(line)
+        if series["predicted"]:
+            yield from _predicted(series, width)
+        if series["story"] is not None:
+            yield from _story(series["story"], width)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    return table
-
-
-def _series(series: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield ""
-    yield Text(inert(series["name"], 200), style="bold")
-    if series["baseline_ms"] is not None:
-        slope = f"; {series['slope_ms']:.2f} ms a further step" if series["slope_ms"] is not None else ""
-        yield f"baseline step {series['baseline_ms']:.2f} ms{slope}"
-    if any(line["cycle_ms"] is not None for line in series["lines"]):
-        yield _lines(series)
-    for line in series["lines"]:
-        yield from _remarks(line)
-    if series["predicted"]:
-        yield from _predicted(series)
-    if series["story"] is not None:
-        yield from _story(series["story"])
-
-
-def _lines(series: Mapping[str, Any]) -> Table:
-    experts = any(line["distinct_experts"] is not None for line in series["lines"])
-    table = _table(
-        "setting", "tok/s", "accept", "cycle ms", "break-even", "x baseline", *(["experts"] if experts else [])
-    )
+def _lines(series: Mapping[str, Any], width: int) -> Table:
+    experts = width >= NARROW and any(line["distinct_experts"] is not None for line in series["lines"])
+    columns = ["setting", "accept", "break-even", "x base"]
+    if width >= NARROW:
+        columns = [
+            "setting",
+            "tok/s",
+            "accept",
+            "cycle ms",
+            "break-even",
+            "x baseline",
+            *(["experts"] if experts else []),
+        ]
+    table = make_table(columns)
     for line in series["lines"]:
         cells = [
-            _number(line["tokens_per_s"], 1), _number(line["accept_length_tokens"], 2), _number(line["cycle_ms"], 2),
-            _number(line["break_even_tokens"], 2), _number(line["speedup"], 2),
+            number(line["accept_length_tokens"], 2), number(line["break_even_tokens"], 2), number(line["speedup"], 2),
         ]  # fmt: skip
-        table.add_row(inert(line["label"], 40), *cells, *([_number(line["distinct_experts"], 1)] if experts else []))
+        if width >= NARROW:
+            cells = [number(line["tokens_per_s"], 1), cells[0], number(line["cycle_ms"], 2), *cells[1:]]
+        table.add_row(inert(line["label"], 40), *cells, *([number(line["distinct_experts"], 1)] if experts else []))
     return table
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _remarks(line: Mapping[str, Any]) -> Iterator[str]:
+def _remarks(line: Mapping[str, Any]) -> Iterator[Text]:
     if line["phases_ms"]:
         parts = ", ".join(f"{inert(name, 40)} {ms:.2f}" for name, ms in line["phases_ms"].items())
-        yield f"{inert(line['label'], 40)}: {parts} ms"
+        yield remark(f"{inert(line['label'], 40)}: {parts} ms")
     if line["reason"] and line["cycle_ms"] is not None:
-        yield f"{inert(line['label'], 40)}: break-even not known, {inert(line['reason'], 120)}"
+        yield remark(f"{inert(line['label'], 40)}: break-even not known, {line['reason']}")
 
 
-def _predicted(series: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _predicted(series: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     first, second = series["fit"]
-    yield f"\nFitted on {first} and {second} steps only; ms a token, and the error against the report"
-    table = _table("steps", "with the reported accept length", "error", "accept length predicted too", "error", "")
+    yield remark(f"Fitted on {first} and {second} steps only; ms a token, and the error against the report:")
+    columns = ["steps", "given accept", "error", "own accept", "error", ""]
+    if width >= MIDDLE:
+        columns = ["steps", "with the reported accept length", "error", "accept length predicted too", "error", ""]
+    elif width < NARROW:
+        columns = ["steps", "error", "own accept", ""]
+    table = make_table(columns, left=(0, len(columns) - 1))
     for p in series["predicted"]:
-        note = "fitted" if p["fitted"] else ("extrapolated" if p["extrapolated"] else "between")
-        own = p["own_error_percent"]
-        table.add_row(
-            str(p["steps"]), f"{p['tpot_ms']:.2f}", _percent(p["error_percent"]),
-            _number(p["own_tpot_ms"], 2), "-" if own is None else _percent(own), note,
-        )  # fmt: skip
+        note = "fitted" if p["fitted"] else ("beyond" if p["extrapolated"] else "between")
+        own = MISSING if p["own_error_percent"] is None else _percent(p["own_error_percent"])
+        if width < NARROW:
+            table.add_row(str(p["steps"]), _percent(p["error_percent"]), own, note)
+            continue
+        told = [number(p["tpot_ms"], 2), _percent(p["error_percent"]), number(p["own_tpot_ms"], 2), own]
+        table.add_row(str(p["steps"]), *told, note)
     yield table
-    yield "Only whole cycles are reported, so this is a line through totals: beyond the fitted steps it is no promise."
+    yield remark("Only whole cycles are reported: a line through totals, and no promise beyond the fitted steps.")
 
 
 def _percent(value: float) -> str:
@@ -94,24 +91,30 @@ def _percent(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f} %"
 
 
-def _story(story: Mapping[str, Any]) -> Iterator[RenderableType]:
-    table = _table("line", "tok/s", "cycle ms", "implied accept length", "if all lines are true")
+def _story(story: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    columns = ["line", "implied accept", "if all are true"]
+    if width >= MIDDLE:
+        columns = ["line", "tok/s", "cycle ms", "implied accept length", "if all lines are true"]
+    table = make_table(columns)
     for one in story["implied"]:
-        joint = one["together"]
-        table.add_row(
-            inert(one["label"], 40), f"{one['tok_s']:g}", _range(one["cycle_ms"]),
-            _range(one["tokens"]) if one["possible"] else "none", _range(joint) if joint else "none",
-        )  # fmt: skip
+        cells = [_range(one["tokens"]) if one["possible"] else "none", _range(one["together"])]
+        more = [f"{one['tok_s']:g}", _range(one["cycle_ms"])] if width >= MIDDLE else []
+        table.add_row(inert(one["label"], 40), *more, *cells)
     yield table
     for conflict in story["conflicts"]:
-        yield f"\nNot both at one cycle cost: {' and '.join(inert(line, 60) for line in conflict['lines'])}"
-        yield f"  {inert(conflict['why'], 300)}"
+        yield heading(f"Not both at one cycle cost: {' and '.join(inert(line, 60) for line in conflict['lines'])}")
         able = "the reported range allows it" if conflict["within_range"] else "the reported range does not allow it"
-        yield f"  both can be true only if {inert(conflict['would_need'], 300)}; {able}"
-    yield "\nMeasure next"
-    for number, line in enumerate(story["measure_next"], 1):
-        yield f"  {number}. {inert(line, 300)}"
+        yield _item(conflict["why"])
+        yield _item(f"both can be true only if {conflict['would_need']}; {able}")
+    yield heading("Measure next")
+    for at, line in enumerate(story["measure_next"], 1):
+        yield _item(f"{at}. {line}")
 
 
-def _range(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.2f} to {ends[1]:.2f}"
+def _item(text: object) -> Padding:
+    """A line that is indented with all its continuations."""
+    return Padding(Text(inert(text, 500)), (0, 0, 0, 2))
+
+
+def _range(ends: Sequence[float] | None) -> str:
+    return "none" if ends is None else f"{ends[0]:.2f}-{ends[1]:.2f}"

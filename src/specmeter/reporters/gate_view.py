@@ -1,58 +1,55 @@
-"""The text of ``specmeter gate``: passed or failed, and each quantity with what was allowed."""
+"""The report of ``specmeter gate``: passed or failed, and each quantity with what was allowed."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from specmeter.reporters.inert import inert
+from specmeter.reporters.language import MIDDLE, NARROW, make_table, remark, verdict_line
+from specmeter.reporters.numbers import MISSING, bounds, number, units
 
 _NAMES = {"accept_length": "accept length", "cycle": "cycle", "break_even": "break-even"}
 _STYLES = {"worse": "red", "unsettled": "yellow", "not worse": "green"}
 
 
-def print_gate(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print a gate's result; colour only on a terminal, and not under NO_COLOR."""
-    out = file or sys.stdout
-    width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
-    console = Console(file=out, width=max(width, 60), highlight=False, markup=False, emoji=False)
-    for part in gate_parts(document):
-        console.print(part)
-
-
-def gate_parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """The parts of the text, in order."""
+def gate_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The parts of the report, in order; ``width`` in columns."""
     findings = document["findings"]
-    worse = [f for f in findings if f["word"] == "worse"]
-    open_ = [f for f in findings if f["word"] == "unsettled"]
-    if worse:
-        yield Text(f"FAILED: {'; '.join(_said(f) for f in worse)}", style="bold red")
-    elif not document["passed"]:
-        yield Text(f"FAILED: {len(open_)} quantities are not settled (--settled)", style="bold red")
-    elif open_:
-        yield Text(f"passed: nothing is shown to be worse; {len(open_)} of {len(findings)} not settled", style="bold")
-    else:
-        yield Text("passed: nothing got worse", style="bold green")
-    yield f"{inert(document['run'], 200)} against {inert(document['against'], 200)}"
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(("setting", "quantity", "saved", "now", "change", "95 %", "allowed", "")):
-        table.add_column(name, justify="left" if i in (0, 1, 7) else "right", no_wrap=True)
+    yield verdict_line(*_verdict(document))
+    yield remark(f"{document['run']} against {document['against']}")
+    columns = ["setting", "quantity", "change", ""]
+    if width >= NARROW:
+        columns = ["setting", "quantity", "saved", "now", "change", "allowed", ""]
+    if width >= MIDDLE:
+        columns.insert(5, "95 %")
+    table = make_table(columns, left=(0, 1, len(columns) - 1))
     for f in findings:
-        table.add_row(*_cells(f), style=_STYLES.get(f["word"], ""))
+        table.add_row(*_cells(f, width), style=_STYLES.get(f["word"], ""))
     yield table
     for f in findings:
         if f["reason"]:
-            yield f"{inert(f['setting'], 40)}, {_NAMES[f['quantity']]}: {inert(f['reason'], 200)}"
-    methods = sorted(
-        {f"{f['ratio']['method']}, {f['ratio']['n']} {f['ratio']['unit']}s" for f in findings if f["ratio"]}
+            yield remark(f"{inert(f['setting'], 40)}, {_NAMES[f['quantity']]}: {f['reason']}")
+    ratios = [f["ratio"] for f in findings if f["ratio"]]
+    methods = sorted({f"{r['method']}, {units(r['n'], r['unit'])}" for r in ratios})
+    yield remark(
+        f"How sure: {'; '.join(methods)}. Worse means that all of the 95 % interval lies beyond what is allowed."
     )
-    yield f"How sure: {'; '.join(methods)}. Worse means that all of the interval lies beyond what is allowed."
+
+
+def _verdict(document: Mapping[str, Any]) -> tuple[str, str]:
+    findings = document["findings"]
+    worse = [f for f in findings if f["word"] == "worse"]
+    unsettled = sum(1 for f in findings if f["word"] == "unsettled")
+    if worse:
+        return f"FAILED: {'; '.join(_said(f) for f in worse)}", "error"
+    if not document["passed"]:
+        return f"FAILED: {unsettled} of {len(findings)} quantities are not settled (--settled)", "error"
+    if unsettled:
+        return f"passed: nothing is shown to be worse; {unsettled} of {len(findings)} quantities not settled", "warning"
+    return "passed: nothing got worse", "faster"
 
 
 def _said(finding: Mapping[str, Any]) -> str:
@@ -63,19 +60,14 @@ def _said(finding: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(finding: Mapping[str, Any]) -> list[str]:
-    ratio = finding["ratio"]
+def _cells(finding: Mapping[str, Any], width: int) -> list[str]:
+    ratio, ends = finding["ratio"], bounds(finding["ratio"])
+    change = f"{100 * (ratio['point'] - 1):+.1f} %" if ratio else MISSING
+    cells = [inert(finding["setting"], 40), _NAMES[finding["quantity"]]]
+    if width < NARROW:
+        return [*cells, change, finding["word"]]
+    cells += [number(finding["before"]), number(finding["after"]), change]
+    if width >= MIDDLE:
+        cells.append(f"[{100 * (ends[0] - 1):+.1f}, {100 * (ends[1] - 1):+.1f}]" if ends else MISSING)
     bad = "-" if finding["quantity"] == "accept_length" else "+"
-    interval = "-"
-    if ratio and ratio["low"] is not None and ratio["high"] is not None:
-        interval = f"[{100 * (ratio['low'] - 1):+.1f}, {100 * (ratio['high'] - 1):+.1f}]"
-    return [
-        inert(finding["setting"], 40),
-        _NAMES[finding["quantity"]],
-        "-" if finding["before"] is None else f"{finding['before']:.3f}",
-        "-" if finding["after"] is None else f"{finding['after']:.3f}",
-        f"{100 * (ratio['point'] - 1):+.1f} %" if ratio else "-",
-        interval,
-        f"{bad}{100 * finding['threshold']:g} %",
-        finding["word"],
-    ]
+    return [*cells, f"{bad}{100 * finding['threshold']:g} %", finding["word"]]

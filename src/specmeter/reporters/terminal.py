@@ -25,6 +25,9 @@ VIEWS: dict[str, str] = {
     "sweep": "specmeter.reporters.sweep_view:sweep_parts",
     "check": "specmeter.reporters.check_view:check_parts",
     "compare": "specmeter.reporters.compare_view:compare_parts",
+    "explain": "specmeter.reporters.explain_view:explain_parts",
+    "figures": "specmeter.reporters.figures_view:figures_parts",
+    "gate": "specmeter.reporters.gate_view:gate_parts",
     "tune": "specmeter.reporters.tune_view:tune_parts",
 }
 DEFAULT_WIDTH, LEAST_WIDTH = 100, 40
