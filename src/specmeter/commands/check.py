@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from specmeter import __version__
 from specmeter.control.link import Link, find_link
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.check_view import check_sentence, check_word
+from specmeter.reporters.terminal import print_headed
 from specmeter.wiring.check import Result, check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
 from specmeter.wiring.feed import Feed, key_text
@@ -73,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_document(result)))
     else:
-        write_check(result)
+        lines = io.StringIO()
+        write_check(result, lines)
+        print_headed(check_sentence(_result(result)), check_word(_result(result)), lines.getvalue())
     failing = {Severity.ERROR, Severity(args.fail_on)}
     failed = any(finding.severity in failing for finding in result.findings)
     return int(Exit.FINDING if failed else Exit.DONE)
@@ -143,28 +149,27 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
 
 def as_document(result: Result) -> dict[str, object]:
     """The ``--json`` document of a check."""
+    head = {"schema": "specmeter/check/1", "version": __version__, "command": "check"}
+    return {**head, "result": _result(result), "warnings": []}
+
+
+def _result(result: Result) -> dict[str, Any]:
     head, trained = result.pair.head, result.trained
     return {
-        "schema": "specmeter/check/1",
-        "version": __version__,
-        "command": "check",
-        "result": {
-            "target": str(result.pair.target_files.folder),
-            "draft": str(head.checkpoint.folder),
-            "target_layers": result.pair.target.layers,
-            "head": {"kind": head.kind, "states": head.states, "hidden_size": head.shape.hidden},
-            "trained": {
-                "states": None if trained.states is None else list(trained.states),
-                "certain": trained.certain,
-                "reason": trained.why,
-            },
-            "feeds": [_feed(feed) for feed in result.feeds],
-            "findings": [finding.as_json() for finding in result.findings],
-            "live": None if result.live is None else result.live.as_json(),
-            "numbers": None if result.numbers is None else result.numbers.as_json(),
-            "errors": sum(finding.severity is Severity.ERROR for finding in result.findings),
+        "target": str(result.pair.target_files.folder),
+        "draft": str(head.checkpoint.folder),
+        "target_layers": result.pair.target.layers,
+        "head": {"kind": head.kind, "states": head.states, "hidden_size": head.shape.hidden},
+        "trained": {
+            "states": None if trained.states is None else list(trained.states),
+            "certain": trained.certain,
+            "reason": trained.why,
         },
-        "warnings": [],
+        "feeds": [_feed(feed) for feed in result.feeds],
+        "findings": [finding.as_json() for finding in result.findings],
+        "live": None if result.live is None else result.live.as_json(),
+        "numbers": None if result.numbers is None else result.numbers.as_json(),
+        "errors": sum(finding.severity is Severity.ERROR for finding in result.findings),
     }
 
 

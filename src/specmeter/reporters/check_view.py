@@ -14,7 +14,7 @@ from specmeter.reporters.language import VERDICTS, heading, make_table, remark, 
 
 def check_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of the report of ``result`` of `specmeter check --json`; ``width`` in columns."""
-    yield verdict_line(check_sentence(document), "error" if document["errors"] else "faster")
+    yield verdict_line(check_sentence(document), check_word(document))
     head, trained = document["head"], document["trained"]
     yield heading("Wiring (H[0] is the embedding output, H[k] the output of decoder layer k-1)")
     yield remark(f"target: {inert(document['target'], 200)}, {document['target_layers']} layers")
@@ -30,6 +30,11 @@ def check_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         yield heading("Findings")
     for found in document["findings"]:
         yield from _finding(found)
+
+
+def check_word(document: Mapping[str, Any]) -> str:
+    """The style of the verdict: ``error`` or ``faster``."""
+    return "error" if document["errors"] else "faster"
 
 
 def check_sentence(document: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import IO, Any, cast
 
@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.inert import inert
+from specmeter.reporters.language import verdict_line
 
 View = Callable[[Mapping[str, Any], int], Iterator[RenderableType]]
 """Gives the parts of a report, in order, from a document and the width in columns."""
@@ -39,14 +40,24 @@ def print_analysis(document: Mapping[str, Any], file: IO[str] | None = None) -> 
     Characters that the output's encoding lacks become ``?``. Raises SpecmeterError for a kind that has no view.
     """
     out = sys.stdout if file is None else file
-    text = _rendered(document, output_width(out), shows_colour(out))
+    _write(out, _rendered(_view(document)(document, output_width(out)), output_width(out), shows_colour(out)))
+
+
+def print_headed(sentence: object, word: str, body: str, file: IO[str] | None = None) -> None:
+    """Print a verdict as every report begins, and below it lines that are made inert and never broken."""
+    out = sys.stdout if file is None else file
+    _write(out, _rendered([verdict_line(sentence, word)], output_width(out), shows_colour(out)) + "\n")
+    _write(out, "".join(inert(line, 4000) + "\n" for line in body.splitlines()))
+
+
+def _write(out: IO[str], text: str) -> None:
     encoding = getattr(out, "encoding", None) or "utf-8"
     out.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def render_analysis(document: Mapping[str, Any], width: int = DEFAULT_WIDTH) -> str:
     """An analysis document as plain text, ``width`` columns wide."""
-    return _rendered(document, width, False)
+    return _rendered(_view(document)(document, width), width, False)
 
 
 def output_width(out: IO[str]) -> int:
@@ -62,13 +73,13 @@ def shows_colour(out: IO[str]) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _rendered(document: Mapping[str, Any], width: int, colour: bool) -> str:
+def _rendered(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
     out = io.StringIO()
     console = Console(
         file=out, width=width, highlight=False, markup=False, emoji=False, legacy_windows=False,
         force_terminal=colour, no_color=False, color_system="standard" if colour else None,
     )  # fmt: skip
-    for part in _view(document)(document, width):
+    for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 

@@ -16,6 +16,11 @@ def text(value: object, limit: int = LONGEST) -> str:
     return html.escape(inert(value, limit), quote=True)
 
 
+def lines(value: str) -> str:
+    """Text of several lines, each made inert and escaped."""
+    return "\n".join(text(line) for line in value.splitlines())
+
+
 def paragraph(value: object, css: str = "") -> str:
     """A paragraph of plain text."""
     return f"<p{_class(css)}>{text(value)}</p>"

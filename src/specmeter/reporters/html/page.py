@@ -16,11 +16,14 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import SpecmeterError
-from specmeter.reporters.html.markup import Section, text
+from specmeter.reporters.html.compare_section import compare_sections
+from specmeter.reporters.html.markup import Section, lines, text
 from specmeter.reporters.html.profile_section import key_figures, profile_sections
 from specmeter.reporters.html.repeat_section import repeat_section
 from specmeter.reporters.html.sweep_section import sweep_figures, sweep_sections
+from specmeter.reporters.html.tune_section import tune_figures, tune_sections
 from specmeter.reporters.html.wiring_section import wiring_sections
+from specmeter.reporters.terminal import VIEWS, render_analysis
 from specmeter.trace.rundir import Run
 
 MOST_CHILDREN = 8
@@ -67,7 +70,7 @@ def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:
             f"Its run is {run.run.get('status', 'of unknown state')}.",
             "Look into its logs/ and record again.",
         )
-    profiles = {name: r.analysis for name, r in runs.items() if r.analysis.get("kind") == "profile"}
+    profiles = {name: r for name, r in runs.items() if r.analysis.get("kind") == "profile"}
     sections: list[Section] = []
     heads: list[str] = []
     for name, one in runs.items():
@@ -87,23 +90,32 @@ def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:
 
 def _shown(run: Run) -> dict[str, Run]:
     """The run and the ones below it that have an analysis the page knows, by name ("" for itself)."""
-    found = {"": run} if run.analysis.get("kind") in ("profile", "sweep") else {}
-    for name, child in list(run.children.items())[:MOST_CHILDREN]:
-        if child.analysis.get("kind") in ("profile", "sweep"):
+    found = {"": run} if run.analysis.get("kind") in VIEWS else {}
+    # A tune's document holds its proofs; its children are the runs they come from.
+    below = {} if run.analysis.get("kind") == "tune" else run.children
+    for name, child in list(below.items())[:MOST_CHILDREN]:
+        if child.analysis.get("kind") in VIEWS:
             found[name] = child
     return found
 
 
-def _of_run(name: str, run: Run, profiles: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Section]]:
+def _of_run(name: str, run: Run, profiles: Mapping[str, Run]) -> tuple[str, list[Section]]:
     """The verdict with its key figures, and the sections."""
     document = run.analysis
     prefix = "".join(c if c.isalnum() else "-" for c in name) + "-" if name else ""
     verdict = document["verdict"]
     word = verdict["word"] if verdict["word"] in ("faster", "slower") else "inconclusive"
-    if document["kind"] == "profile":
+    kind = document["kind"]
+    if kind == "profile":
         figures, sections = key_figures(document), profile_sections(run, prefix)
-    else:
+    elif kind == "sweep":
         figures, sections = sweep_figures(document), sweep_sections(document, profiles, prefix)
+    elif kind == "tune":
+        figures, sections = tune_figures(document), tune_sections(run, prefix)
+    else:
+        figures, sections = "", compare_sections(document, prefix) if kind == "compare" else []
+        words = f'<pre tabindex="0">{lines(render_analysis(document, 110))}</pre>'
+        sections.append(Section("The report as text", f"{prefix}text").add(words))
     return f'<h1 class="{word}">{text(verdict["sentence"])}</h1>\n{figures}', sections
 
 

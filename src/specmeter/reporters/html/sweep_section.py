@@ -7,8 +7,9 @@ from typing import Any
 
 from specmeter.reporters.html import speed_charts
 from specmeter.reporters.html.markup import Section, beside, cards, figure, paragraph, table
-from specmeter.reporters.levers import shorter_chains
+from specmeter.reporters.html.prediction import predict
 from specmeter.reporters.numbers import number, point, span, units
+from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
 
@@ -30,20 +31,18 @@ def sweep_figures(document: Document) -> str:
     return cards(facts)
 
 
-def sweep_sections(document: Document, profiles: Mapping[str, Document], prefix: str = "") -> list[Section]:
+def sweep_sections(document: Document, profiles: Mapping[str, Run], prefix: str = "") -> list[Section]:
     """The sections of a document of kind ``sweep``; ``profiles`` are those of the same run, to predict from."""
     section = Section("Settings against the baseline", f"{prefix}sweep")
-    profiled = [
-        (chain.steps, chain.tokens_per_s)
-        for profile in list(profiles.values())[:1]
-        for chain in shorter_chains(profile)
-    ]
+    profile = next(iter(profiles.values()), None)
+    predicted, how = predict(profile) if profile is not None else ([], "")
+    profiled = [(one.steps, one.rate) for one in predicted]
     note = (
         "Measured: decode rate of the requests, with its 95 % interval. Accept length / cycle: what the cycles of the "
         "setting itself say. Dashed: baseline."
     )
     if profiled:
-        note += " Predicted from the profile: acceptance by position and the time of each draft step, verify as it was."
+        note += f" Predicted from the profile: {how}."
     chart = figure(speed_charts.speed_chart(document, profiled), "Predicted against measured speed", note)
     need = ""
     if any(row["accept_length_tokens"] for row in document["arms"]):
