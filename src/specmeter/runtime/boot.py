@@ -12,9 +12,12 @@ _runtime: Optional[Any] = None
 
 
 def activate(link: Optional[str] = None) -> bool:
-    """Start the runtime once a process. Returns whether it is there. Failures go to standard error in one line."""
+    """Start the runtime once a process, again after it was detached. Returns whether it is there.
+
+    Failures go to standard error in one line.
+    """
     global _runtime
-    if _runtime is not None:
+    if _runtime is not None and not _runtime.detached:
         return True
     link = link or os.environ.get(VARIABLE)
     if not link:

@@ -13,7 +13,7 @@ from _thread import RLock
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import layout, report
+from . import forks, layout, report
 from .control import ControlLine
 from .hook import ImportHook
 from .mix import Mixer
@@ -83,9 +83,7 @@ class Runtime:
             self._plan = json.loads(raw)
             self._plan_hash = hashlib.sha256(raw).digest()
             self._points = {point["id"]: point for point in self._plan["points"]}
-            os.register_at_fork(
-                before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
-            )
+            forks.follow(self)
             atexit.register(self._at_exit)
         self._open_line()
 
@@ -261,9 +259,19 @@ class Runtime:
         self._set_armed(False)
         self._hook.remove()
         self.detached = True
-        if self._line is not None:
-            self._write_report()
-            self._line.close()
+        for swap in self.swaps:
+            swap.forget()
+        line, self._line = self._line, None  # a closed handle's number may soon be the server's
+        if line is not None:
+            line.close()
+        forks.leave(self)
+        atexit.unregister(self._at_exit)
+        ring, self._recorder.ring = self._recorder.ring, None
+        try:
+            if ring is not None:
+                ring.buffer.close()  # nothing of the link stays mapped
+        except BufferError:
+            pass  # a record is being written at this moment
 
     def _late(self) -> None:
         self._note("watchdog", TimeoutError(f"no beat for {self._watchdog_s:g} s: disarmed"))
@@ -356,18 +364,20 @@ class Runtime:
 
     # -- fork -----------------------------------------------------------------------------------------------------
 
-    def _before_fork(self) -> None:
+    def before_fork(self) -> None:
+        """End the control thread until the fork is over."""
         if self._line is not None and not self.detached:
             self._line.pause()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """Start the control thread again, in the parent."""
         if self._line is not None and not self.detached:
             try:
                 self._line.start()
             except Exception as error:
                 self._note("fork", error)
 
-    def _in_child(self) -> None:
+    def in_child(self) -> None:
         """The child writes to its own ring and listens on its own line; what was armed stays armed."""
         try:
             self._lock = RLock()

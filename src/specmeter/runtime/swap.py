@@ -132,6 +132,11 @@ class Swap:
         if self.state != "out":
             self.put(self.state)
 
+    def forget(self) -> None:
+        """Let the probed code go, for good: code objects are not collected, and its constants lead back to here."""
+        self.put("out")
+        self.probed, self.cycle_only = self.original, None
+
     def on_stack(self, running: Set[int], probed: bool) -> bool:
         """Whether a frame of the probed code (or else of the original) is among ``running``, as ids of code objects."""
         codes = [self.probed, self.cycle_only] if probed else self.originals
