@@ -8,16 +8,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specmeter.trace.rundir import Run
+    from specmeter.api import SavedRun
 
 __all__ = ["__version__", "load"]
 
 
-def load(path: Path | str) -> Run:
-    """Read a run directory: its documents as dicts, its tables as dicts of numpy columns.
+def load(path: Path | str) -> SavedRun:
+    """Read a run directory: documents as dicts, tables as numpy columns; data frames and plots (docs/api.md).
 
     Raises SpecmeterError when ``path`` is no run directory or was written in an unknown schema.
     """
-    from specmeter.trace.rundir import load as load_run
+    from specmeter.api import load as load_run
 
     return load_run(path)
