@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import specmeter
-from specmeter.analysis.compare import ArmFacts, analyse_compare
 from specmeter.analysis.costmodel_curve import curve
 from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.profile import analyse
@@ -25,12 +23,10 @@ from specmeter.analysis.sweep import Arm, analyse_sweep
 from specmeter.cli import main
 from specmeter.reporters.html import write_page
 from specmeter.reporters.html.facts import cycles_by_rank, phase_times
-from specmeter.trace import Request
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.tables import write_table
-from specmeter.tune.journal import Journal
 from tests.support.chromium import CONTRAST, OVERFLOW, browser, open_page
-from tests.support.report_documents import PLAN, record, save, sweep
+from tests.support.report_documents import PLAN, check_result, compared, record, save, sweep, tuned
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
 pytestmark = pytest.mark.timeout(180)
@@ -64,19 +60,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["report", str(writer.path), "--html", str(folder / "page.html"), "--wiring", str(folder / "check.json")]
     assert main(words) == 0
     return folder
-
-
-def check_result() -> dict[str, Any]:
-    return {
-        "target": "/m/target", "draft": "/m/draft", "target_layers": 61,
-        "head": {"kind": "eagle3", "states": 3, "hidden_size": 64},
-        "trained": {"states": [3, 31, 59], "certain": True, "reason": "its config says so"},
-        "feeds": [{"engine": "sglang", "engine_version": "0.5", "states": [0, 31, 59], "refusal": None,
-                   "key_read": "ids"}],
-        "findings": [{"id": "fed-embedding", "severity": "error", "what": "The head is fed the embedding output.",
-                      "cause": "an id of 0", "cure": "write 3", "where": "config.json"}],
-        "errors": 1,
-    }  # fmt: skip
 
 
 def texts(page: Any, selector: str) -> list[str]:
@@ -347,20 +330,6 @@ def test_prediction_is_the_cost_models_and_stands_beside_the_measurement(chromiu
     assert f"k2: predicted from the profile {rows[0].tok_s.point:.1f} tok/s" in said
 
 
-def compared() -> dict[str, Any]:
-    """Three starts a side: 100 tok/s against 110, a percent apart from start to start."""
-    requests = []
-    for start in range(6):
-        arm, rate = (("baseline", 100.0), ("tuned", 110.0))[start % 2]
-        for block in range(3):
-            for prompt in range(2):
-                end = 10**9 + round(100 / (rate * (1 + 0.01 * (start // 2))) * 1e9)
-                requests.append(
-                    Request(f"{start}-{block}-{prompt}", f"p{prompt}", arm, block, 0, 10**9, end, 5, 101, start=start)
-                )
-    return analyse_compare([ArmFacts("baseline", {}), ArmFacts("tuned", {})], requests, 0.01)
-
-
 def test_a_comparison_and_a_tunes_search(chromium: Any, tmp_path: Path) -> None:
     found = compared()
     assert found["verdict"]["word"] == "faster"
@@ -384,50 +353,6 @@ def test_a_comparison_and_a_tunes_search(chromium: Any, tmp_path: Path) -> None:
     assert "Proof at 1" in opened.page.locator("main").inner_text()
     assert opened.page.evaluate(OVERFLOW) == [] and opened.page.evaluate(CONTRAST) == []
     opened.tidy(path)
-
-
-def tuned(folder: Path, proof: dict[str, Any]) -> Path:
-    """A tune of three trials: one good, one that did not start, one raced out; its journal in order."""
-    writer = RunWriter.create(folder, ["specmeter", "tune"])
-    trials: list[dict[str, Any]] = [
-        {"setting": {"label": "k=2"}, "flags": {}, "logs": [math.log(50)] * 3, "cause": "", "stopped": False},
-        {"setting": {"label": "k=6"}, "flags": {}, "logs": [], "cause": "out of memory", "stopped": False},
-        {
-            "setting": {"label": "k=1"},
-            "flags": {"--x": "<b>"},
-            "logs": [math.log(40)] * 2,
-            "cause": "",
-            "stopped": True,
-        },
-    ]
-    with Journal(folder / "journal.sqlite", {}) as journal:
-        for i, trial in enumerate(trials):
-            journal.add("trial", {**trial, "env": {}, "level": 1, "start": i, "seconds": 1.0, "accept_length": None})
-    row = {"starts": 1, "predicted_tokens_per_s": None, "raced_out": False}
-    level = {
-        "concurrency": 1,
-        "winner": {"label": "k=2"},
-        "starting_point": "k=2",
-        "search": {
-            "starts": 3, "server_s": 3.0, "ended_by": "the budget", "not_run": [],
-            "tried": [
-                {**row, "label": "k=2", "tokens_per_s": 50.0},
-                {**row, "label": "k=1", "tokens_per_s": 40.0},
-            ],
-            "infeasible": [{"label": "k=6", "cause": "out of memory"}],
-        },
-        "proof": proof,
-        "against_start": None,
-        "verdict": {"word": "faster", "sentence": "k=2 is best: +10.0 % against the baseline."},
-    }  # fmt: skip
-    writer.write_analysis(
-        {
-            "schema": "specmeter/analysis/1", "kind": "tune", "levels": [level], "verdict": level["verdict"],
-            "space": {"skipped": [{"name": "NCCL", "reason": "no collectives"}]}, "command_line": "serve --k 2",
-        }
-    )  # fmt: skip
-    writer.finish()
-    return writer.path
 
 
 def test_without_tables_baseline_or_acceptance(chromium: Any, tmp_path: Path) -> None:

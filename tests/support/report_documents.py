@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from specmeter.analysis.compare import ArmFacts, analyse_compare
 from specmeter.analysis.profile import analyse
 from specmeter.analysis.sweep import Arm, analyse_sweep
 from specmeter.runtime import layout
 from specmeter.trace import Request, Trace, load_rings
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.synthetic import make_plan, make_records, write_ring
+from specmeter.tune.journal import Journal
 
 MS = 1_000_000
 PLAN = make_plan(
@@ -108,3 +111,75 @@ def save(
     writer.write_analysis(document)
     writer.finish()
     return writer
+
+
+def check_result() -> dict[str, Any]:
+    """The result of a check that found a wrong wiring."""
+    return {
+        "target": "/m/target", "draft": "/m/draft", "target_layers": 61,
+        "head": {"kind": "eagle3", "states": 3, "hidden_size": 64},
+        "trained": {"states": [3, 31, 59], "certain": True, "reason": "its config says so"},
+        "feeds": [{"engine": "sglang", "engine_version": "0.5", "states": [0, 31, 59], "refusal": None,
+                   "key_read": "ids"}],
+        "findings": [{"id": "fed-embedding", "severity": "error", "what": "The head is fed the embedding output.",
+                      "cause": "an id of 0", "cure": "write 3", "where": "config.json"}],
+        "errors": 1,
+    }  # fmt: skip
+
+
+def compared() -> dict[str, Any]:
+    """Three starts a side: 100 tok/s against 110, a percent apart from start to start."""
+    requests = []
+    for start in range(6):
+        arm, rate = (("baseline", 100.0), ("tuned", 110.0))[start % 2]
+        for block in range(3):
+            for prompt in range(2):
+                end = 10**9 + round(100 / (rate * (1 + 0.01 * (start // 2))) * 1e9)
+                requests.append(
+                    Request(f"{start}-{block}-{prompt}", f"p{prompt}", arm, block, 0, 10**9, end, 5, 101, start=start)
+                )
+    return analyse_compare([ArmFacts("baseline", {}), ArmFacts("tuned", {})], requests, 0.01)
+
+
+def tuned(folder: Path, proof: dict[str, Any]) -> Path:
+    """A tune of three trials: one good, one that did not start, one raced out; its journal in order."""
+    writer = RunWriter.create(folder, ["specmeter", "tune"])
+    trials: list[dict[str, Any]] = [
+        {"setting": {"label": "k=2"}, "flags": {}, "logs": [math.log(50)] * 3, "cause": "", "stopped": False},
+        {"setting": {"label": "k=6"}, "flags": {}, "logs": [], "cause": "out of memory", "stopped": False},
+        {
+            "setting": {"label": "k=1"},
+            "flags": {"--x": "<b>"},
+            "logs": [math.log(40)] * 2,
+            "cause": "",
+            "stopped": True,
+        },
+    ]
+    with Journal(folder / "journal.sqlite", {}) as journal:
+        for i, trial in enumerate(trials):
+            journal.add("trial", {**trial, "env": {}, "level": 1, "start": i, "seconds": 1.0, "accept_length": None})
+    row = {"starts": 1, "predicted_tokens_per_s": None, "raced_out": False}
+    level = {
+        "concurrency": 1,
+        "winner": {"label": "k=2"},
+        "starting_point": "k=2",
+        "search": {
+            "starts": 3, "server_s": 3.0, "ended_by": "the budget", "not_run": [],
+            "tried": [
+                {**row, "label": "k=2", "tokens_per_s": 50.0},
+                {**row, "label": "k=1", "tokens_per_s": 40.0},
+            ],
+            "infeasible": [{"label": "k=6", "cause": "out of memory"}],
+        },
+        "proof": proof,
+        "against_start": None,
+        "verdict": {"word": "faster", "sentence": "k=2 is best: +10.0 % against the baseline."},
+    }  # fmt: skip
+    writer.write_analysis(
+        {
+            "schema": "specmeter/analysis/1", "kind": "tune", "levels": [level], "verdict": level["verdict"],
+            "space": {"skipped": [{"name": "NCCL", "reason": "no collectives"}]}, "command_line": "serve --k 2",
+        }
+    )  # fmt: skip
+    writer.finish()
+    return writer.path

@@ -38,6 +38,11 @@ def remark(text: object, limit: int = 400) -> Text:
     return Text(inert(text, limit))
 
 
+def command_line(text: object, limit: int = 8000) -> Text:
+    """A command to copy: never broken over lines, however long."""
+    return Text(inert(text, limit), no_wrap=True)
+
+
 def bar(label: str, shares: Iterable[tuple[str, float]], cells: int, after: str = "") -> Text:
     """One bar of ``cells`` columns: ``shares`` are (phase, part of the full width, 0 to 1), laid end to end."""
     text = Text(f"{label:<{LABEL}}|")

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import IO, Any, cast
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.inert import inert
@@ -80,7 +81,8 @@ def _rendered(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
         force_terminal=colour, no_color=False, color_system="standard" if colour else None,
     )  # fmt: skip
     for part in parts:
-        console.print(part)
+        # A command line is for copying, so it is not broken.
+        console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -7,31 +7,35 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from specmeter.reporters.compare_view import compare_parts
 from specmeter.reporters.inert import inert
+from specmeter.reporters.language import NARROW, command_line, heading, make_table, remark, verdict_line
+from specmeter.reporters.numbers import number, plus_minus
 
 MAX_ROWS = 20
 
 
 def tune_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of the report in order; ``width`` in columns."""
-    for level in document["levels"]:
-        if len(document["levels"]) > 1:
-            yield Text(f"\nAt {level['concurrency']} requests at once", style="bold")
-        yield Text(inert(level["verdict"]["sentence"], 400), style="bold")
+    for place, level in enumerate(document["levels"]):
+        if place:
+            yield ""
+        many = len(document["levels"]) > 1
+        at = f"At {level['concurrency']} requests at once: " if many else ""
+        yield verdict_line(at + level["verdict"]["sentence"], level["verdict"]["word"])
         yield from _ratios(level)
-        yield _tried(level["search"], level["winner"]["label"])
+        yield heading("What was tried")
+        yield _tried(level["search"], level["winner"]["label"], width)
         yield from _rest(level["search"])
         if level["proof"] is not None:
-            yield Text("\nProof, in starts of their own", style="bold")
+            yield heading("Proof, in starts of their own")
             yield from compare_parts(level["proof"], width)
     yield from _left_out(document)
     yield from _how_to_run(document)
 
 
-def _ratios(level: Mapping[str, Any]) -> Iterator[str]:
+def _ratios(level: Mapping[str, Any]) -> Iterator[RenderableType]:
     pairs = [row for row in (level["proof"]["pairs"] if level["proof"] else []) if row["arm"] == "tuned"]
     if level["against_start"] is not None:
         pairs.append(level["against_start"])
@@ -39,49 +43,46 @@ def _ratios(level: Mapping[str, Any]) -> Iterator[str]:
         ratio = row["ratio"]
         if ratio is None:
             continue
-        bounds = f"{ratio['low']:.3f}-{ratio['high']:.3f}" if ratio["low"] and ratio["high"] else "no interval"
         name = row["against"] + (f" ({inert(level['starting_point'])})" if row["against"] == "starting point" else "")
-        yield f"against the {name}: x {ratio['point']:.3f} [{bounds}], {row['verdict']}"
+        yield remark(f"against the {name}: x {ratio['point']:.3f}{plus_minus(ratio)}, {inert(row['verdict'])}")
 
 
-def _tried(search: Mapping[str, Any], winner: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "tried", "starts", "tok/s", "predicted", ""):
-        table.add_column(name, justify="right" if name in ("starts", "tok/s", "predicted") else "left")
+def _tried(search: Mapping[str, Any], winner: str, width: int) -> Table:
+    wide = width >= NARROW
+    columns = ["", "tried", "starts", "tok/s", "predicted"] if wide else ["", "tried", "tok/s"]
+    table = make_table([*columns, ""], left=(0, 1, len(columns)))
     for row in search["tried"][:MAX_ROWS]:
-        predicted = row["predicted_tokens_per_s"]
-        table.add_row(
-            "*" if row["label"] == winner else "",
-            inert(row["label"], 70),
-            str(row["starts"]),
-            f"{row['tokens_per_s']:.1f}",
-            "-" if predicted is None else f"{predicted:.1f}",
-            "raced out" if row["raced_out"] else "",
-            style="bold" if row["label"] == winner else "",
-        )
+        best = row["label"] == winner
+        cells = {
+            "": "*" if best else "", "tried": inert(row["label"], 70), "starts": str(row["starts"]),
+            "tok/s": number(row["tokens_per_s"], 1), "predicted": number(row["predicted_tokens_per_s"], 1),
+        }  # fmt: skip
+        out = "raced out" if row["raced_out"] else ""
+        table.add_row(*(cells[name] for name in columns), out, style="bold" if best else "")
     return table
 
 
-def _rest(search: Mapping[str, Any]) -> Iterator[str]:
+def _rest(search: Mapping[str, Any]) -> Iterator[RenderableType]:
     hidden = len(search["tried"]) - MAX_ROWS
     if hidden > 0:
-        yield f"and {hidden} more (analysis.json holds all)"
+        yield remark(f"and {hidden} more (analysis.json holds all)")
     for row in search["infeasible"]:
-        yield f"infeasible: {inert(row['label'], 70)}: {inert(row['cause'], 300)}"
+        yield remark(f"infeasible: {inert(row['label'], 70)}: {inert(row['cause'], 300)}")
     for row in search["not_run"]:
-        yield f"not run: {inert(row['label'], 70)}: {inert(row['reason'], 200)}"
-    yield f"The search took {search['starts']} server starts, {search['server_s']:.0f} s; ended by {search['ended_by']}"
+        yield remark(f"not run: {inert(row['label'], 70)}: {inert(row['reason'], 200)}")
+    took = f"{search['starts']} server starts, {search['server_s']:.0f} s"
+    yield remark(f"The search took {took}; ended by {inert(search['ended_by'], 120)}")
 
 
-def _left_out(document: Mapping[str, Any]) -> Iterator[str]:
+def _left_out(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     for row in document["space"]["skipped"]:
-        yield f"left out of the space: {inert(row['name'], 60)}: {inert(row['reason'], 300)}"
+        yield remark(f"left out of the space: {inert(row['name'], 60)}: {inert(row['reason'], 300)}")
 
 
 def _how_to_run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     run = document.get("command_line")
     if run:
-        yield Text("\nThe command", style="bold")
-        yield inert(run, 4000)
+        yield heading("The command")
+        yield command_line(run)
     for name in document.get("files", []):
-        yield f"written: {inert(name, 200)}"
+        yield remark(f"written: {inert(name, 200)}")

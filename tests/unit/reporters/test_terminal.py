@@ -19,19 +19,11 @@ from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import bounds, plus_minus, units
 from specmeter.reporters.terminal import print_analysis, render_analysis
-from tests.support.report_documents import profile, record, save, sweep
+from specmeter.trace.rundir import load
+from tests.support.report_documents import check_result, compared, profile, record, save, sweep, tuned
 
 EVIL = "evil\x1b[31m\x1b]0;title\x07[red]x[/red]\u202e\u2028\nSecond line"
-CHECK: dict[str, Any] = {
-    "kind": "check", "target": "/m/target", "draft": "/m/draft", "target_layers": 61,
-    "head": {"kind": "eagle3", "states": 3, "hidden_size": 64},
-    "trained": {"states": [3, 31, 59], "certain": True, "reason": "its config says so"},
-    "feeds": [{"engine": "sglang", "engine_version": "0.5", "used_by_default": True, "states": [0, 31, 59],
-               "refusal": None, "key_read": "eagle_config", "ids": [0, 31, 59]}],
-    "findings": [{"id": "fed-embedding", "severity": "error", "what": "The head is fed the embedding output.",
-                  "cause": "an id of 0", "cure": "write 3", "where": "config.json", "engine": "sglang"}],
-    "errors": 1,
-}  # fmt: skip
+CHECK: dict[str, Any] = {"kind": "check", **check_result()}
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
@@ -40,6 +32,8 @@ def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int)
         (profile(tmp_path), "Speculation wins"),
         (sweep(tmp_path), "k2 is best"),
         (CHECK, "Wiring is wrong: The head is fed"),
+        (compared(), "tuned is "),
+        (load(tuned(tmp_path / "tune", compared())).analysis, "k=2 is best"),
     ):
         text = render_analysis(document, width)
         assert text.startswith(first)
@@ -96,10 +90,20 @@ def test_outside_text_is_inert_everywhere(tmp_path: Path) -> None:
     for row in swept["arms"]:
         row["setting"] = row["reason"] = EVIL
     check = {**CHECK, "target": EVIL, "draft": EVIL, "findings": [{**CHECK["findings"][0], "what": EVIL, "id": EVIL}]}
-    for shown in (document, swept, check):
+    proof = compared()
+    proof["arms"][1]["name"] = proof["pairs"][0]["arm"] = proof["pairs"][0]["reason"] = EVIL
+    tune = load(tuned(tmp_path / "tune", proof)).analysis
+    tune["levels"][0]["search"]["tried"][0]["label"] = tune["command_line"] = EVIL
+    for shown in (document, swept, check, proof, tune):
         text = render_analysis(shown, 120)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\u2028]", text)
         assert "[red]x[/red]" in text.replace("\n", "") and "\nSecond line" not in text
+
+
+def test_a_command_is_never_broken(tmp_path: Path) -> None:
+    document = dict(load(tuned(tmp_path / "tune", compared())).analysis)
+    document["command_line"] = "serve " + " ".join(f"--flag-{i} {i}" for i in range(30))
+    assert document["command_line"] in render_analysis(document, 60).splitlines()
 
 
 def test_a_kind_without_a_view_is_an_error() -> None:
