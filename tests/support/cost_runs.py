@@ -54,8 +54,12 @@ def write_run(
     kind: str = "profile",
     changes: Mapping[str, Any] | None = None,
     command: Sequence[str] = ("specmeter", "profile"),
+    batch: int = 1,
 ) -> Path:
-    """A run of the settings ``steps`` (0: the baseline), ``cycles`` a prompt; ``changes`` go over the analysis."""
+    """A run of the settings ``steps`` (0: the baseline), ``cycles`` a prompt; ``changes`` go over the analysis.
+
+    A ``batch`` above 1 verifies so many sequences at once: counts of a cycle are sums over them.
+    """
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     spans: list[dict[str, Any]] = []
@@ -65,7 +69,7 @@ def write_run(
         ease = float(rng.normal(0, law.noise))
         for k in steps:
             for at in range(cycles):
-                clock = _cycle(rng, law, k, f"p{prompt}", at, cycles, ease, clock, rows, spans)
+                clock = _cycle(rng, law, k, f"p{prompt}", at, cycles, ease, clock, rows, spans, batch)
     writer = RunWriter.create(path, command, prompts="built-in", seed=0, settings=[_label(k) for k in steps])
     writer.write_plan({"engine": "specmeter"})
     write_table(writer.path, "cycles", _columns(rows))
@@ -80,17 +84,22 @@ def _label(steps: int) -> str:
     return f"k={steps}" if steps else "baseline"
 
 
-def _cycle(
-    rng: np.random.Generator, law: Law, k: int, prompt: str, at: int, of: int, ease: float, clock: int,
-    rows: list[dict[str, Any]], spans: list[dict[str, Any]],
-) -> int:  # fmt: skip
+def _accepted(rng: np.random.Generator, law: Law, k: int, ease: float) -> int:
     accepted = 0
     while accepted < k and rng.random() < min(1.0, law.accept[accepted] + ease):
         accepted += 1
+    return accepted
+
+
+def _cycle(
+    rng: np.random.Generator, law: Law, k: int, prompt: str, at: int, of: int, ease: float, clock: int,
+    rows: list[dict[str, Any]], spans: list[dict[str, Any]], batch: int,
+) -> int:  # fmt: skip
+    accepted = sum(_accepted(rng, law, k, ease) for _ in range(batch))
     wobble = 1 + float(rng.normal(0, law.noise))
-    parts = [("verify.forward", 0, law.verify_ms(k + 1) * wobble), ("schedule.output", 0, law.output)]
+    parts = [("verify.forward", 0, law.verify_ms((k + 1) * batch) * wobble), ("schedule.output", 0, law.output)]
     if k:
-        parts.append(("extend.forward", 0, law.extend + law.per_token * (accepted + 1)))
+        parts.append(("extend.forward", 0, law.extend + law.per_token * (accepted / batch + 1)))
         parts += [("draft.forward", step, law.step) for step in range(2, k + 1)]
     number, start = len(rows), clock
     for point, step, ms in parts:
@@ -101,9 +110,9 @@ def _cycle(
         clock += round(ms * 1e6)
     dropped = "first of a request" if at == 0 else ("last of a request, or idle after it" if at == of - 1 else "")
     rows.append({
-        "host": "h", "rank": 0, "cycle": number, "t0_ns": start, "dur_ns": clock - start, "kind": "decode", "batch": 1,
-        "steps": k, "drafted": k, "accepted": accepted, "sampled": accepted + 1, "setting": _label(k), "block": 0,
-        "prompt_id": prompt, "dropped": dropped, "probed": 1,
+        "host": "h", "rank": 0, "cycle": number, "t0_ns": start, "dur_ns": clock - start, "kind": "decode",
+        "batch": batch, "steps": k, "drafted": k * batch, "accepted": accepted, "sampled": accepted + batch,
+        "setting": _label(k), "block": 0, "prompt_id": prompt, "dropped": dropped, "probed": 1,
     })  # fmt: skip
     return clock
 

@@ -107,16 +107,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Models of all points, the widths they were measured at, and what the target's experts are (None: dense)."""
+    """Models of all points, the target's experts (None: dense), and the batch that is meant where none is given."""
 
     models: tuple[PointModel, ...]
-    widths: tuple[float, ...]
-    batches: tuple[float, ...]
+    batch: float
     experts: Experts | None
 
     def cycle(self, steps: int, tokens: float, batch: float | None = None, width: float | None = None) -> Cost:
         """The cycle of ``steps`` draft steps that gains ``tokens`` a sequence; ``width`` None: a chain's, steps + 1."""
-        batch = self.batches[0] if batch is None else batch
+        batch = self.batch if batch is None else batch
         work = verify_work((steps + 1 if width is None else width) * batch, self.experts)
         points = {m.name: m.ms(work, tokens, steps, batch) for m in self.models}
         phases: dict[str, float] = {}
@@ -126,7 +125,7 @@ class CostModel:
 
     def slack_ms(self, steps: int, batch: float | None = None) -> float:
         """How far off the cycle of a chain may be for what was not measured, ms, over all points."""
-        batch = self.batches[0] if batch is None else batch
+        batch = self.batch if batch is None else batch
         work = verify_work((steps + 1) * batch, self.experts)
         slack = 0.0
         for model in self.models:
@@ -153,7 +152,7 @@ class CostModel:
 
         A host clock sees no kernels, so that attention and experts apart need a device profile; they are not guessed.
         """
-        batch = self.batches[0] if batch is None else batch
+        batch = self.batch if batch is None else batch
         one, wide = verify_work(batch, self.experts), verify_work((steps + 1) * batch, self.experts)
         verify = [m for m in self.models if m.phase == "verify"]
         least = sum(m.once.at(one) for m in verify)
@@ -191,8 +190,7 @@ def fit(
         used = any(ms > 0 for _, ms, _ in step)
         if used or any(ms != 0 for ms in once.ms):
             models.append(PointModel(name, phase, once, slope, _knots(step) if used else None))
-    widths = tuple(sorted({s.width for s in [*chains, *plain]}))
-    return CostModel(tuple(models), widths, tuple(sorted({s.batch for s in chains})), experts)
+    return CostModel(tuple(models), max(chains, key=lambda s: s.cycles).batch, experts)
 
 
 @dataclass(frozen=True)

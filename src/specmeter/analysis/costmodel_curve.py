@@ -48,6 +48,16 @@ class Evidence:
         """Samples of chains."""
         return [s for s in self.samples if s.steps > 0 and s.topk == 1]
 
+    @property
+    def batch(self) -> float:
+        """The batch that most cycles of chains had; everything is said for it unless another is asked."""
+        return max(self.chains, key=lambda s: s.cycles).batch
+
+    def plain(self, batch: float | None = None) -> Sample | None:
+        """The baseline's cycles at ``batch`` (None: the usual one), if there are any."""
+        wanted = round(self.batch if batch is None else batch)
+        return next((s for s in self.samples if s.steps == 0 and round(s.batch) == wanted), None)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -118,7 +128,6 @@ class _Draw:
         self._evidence = evidence
         self._weights = weights
         self._model = fit(evidence.samples, evidence.experts, weights)
-        self._base = _baseline(evidence, weights)
         self._ratios: dict[int, float] = {}
 
     def points(self, steps: Sequence[int], change: Assumed, slack: bool = False) -> tuple[dict[int, _Point], float]:
@@ -137,21 +146,22 @@ class _Draw:
         if ratio is None:
             ratio = self._ratios[steps] = _calibration(self._evidence, self._model, steps, self._weights)
         cost = model.cycle(steps, length.tokens, batch).times(ratio)
-        return _Point(cost, length, self._base, ratio * model.slack_ms(steps, batch) if slack else 0.0)
+        base = _baseline(self._evidence, self._weights, batch)
+        return _Point(cost, length, base, ratio * model.slack_ms(steps, batch) if slack else 0.0)
 
 
-def _baseline(evidence: Evidence, weights: Mapping[str, float] | None) -> float | None:
-    plain = [s for s in evidence.samples if s.steps == 0]
-    if not plain:
-        return evidence.baseline_ms.point if evidence.baseline_ms else None
-    s = max(plain, key=lambda sample: sample.cycles)
-    w = unit_weights(s, weights)
-    return float(w @ s.cycle_ms) / float(w @ s.count)
+def _baseline(evidence: Evidence, weights: Mapping[str, float] | None, batch: float | None) -> float | None:
+    """The baseline step, ms; that of another batch than the usual one only where it was measured."""
+    plain = evidence.plain(batch)
+    if plain is None:
+        return evidence.baseline_ms.point if evidence.baseline_ms and batch is None else None
+    w = unit_weights(plain, weights)
+    return float(w @ plain.cycle_ms) / float(w @ plain.count)
 
 
 def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapping[str, float] | None) -> float:
     """The measured cycle over the model's where this chain was measured, so that the curve meets it; else 1."""
-    of = [s for s in evidence.chains if s.steps == steps]
+    of = [s for s in evidence.chains if s.steps == steps and round(s.batch) == round(evidence.batch)]
     count = sum(float(unit_weights(s, weights) @ s.count) for s in of)
     if not count:
         return 1.0
@@ -271,7 +281,7 @@ def _row(
 
     cycle, base = point.cost.ms, point.base
     own = 0.0
-    if base is not None and evidence.baseline_ms and not any(s.steps == 0 for s in evidence.samples):
+    if base is not None and evidence.baseline_ms and evidence.plain() is None:
         own = _half(evidence.baseline_ms)
     first = Length(1.0, 1.0, 1.0, False)
     return Row(

@@ -62,7 +62,8 @@ class Sample:
 def samples_of(runs: Sequence[Run]) -> tuple[Sample, ...]:
     """The samples of one or more run directories. Raises SpecmeterError where they hold no decode cycle that counts.
 
-    A run without tables of its own (a sweep over server starts) is read through its children.
+    A run without tables of its own (a sweep over server starts) is read through its children; a baseline that was
+    measured in a start of its own is read with it.
     """
     parts = [part for run in runs for part in _tables(run)]
     if not parts:
@@ -91,10 +92,11 @@ def samples_of(runs: Sequence[Run]) -> tuple[Sample, ...]:
 def _tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
     cycles = run.cycles
     spans = run.spans if cycles else {}
+    children = run.children
     if cycles and spans and len(cycles["t0_ns"]) and len(spans["cycle"]):
         yield cycles, spans
-        return
-    for child in run.children.values():
+        children = {name: child for name, child in children.items() if name == "baseline"}
+    for child in children.values():
         yield from _tables(child)
 
 

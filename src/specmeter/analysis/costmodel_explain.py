@@ -136,9 +136,9 @@ def _sentence(rows: Sequence[Row], now: Row, top: Row) -> str:
 
 
 def _baseline(evidence: Evidence) -> float | None:
-    plain = [s for s in evidence.samples if s.steps == 0]
-    if plain:
-        return float(plain[0].cycle_ms.sum()) / plain[0].cycles
+    plain = evidence.plain()
+    if plain is not None:
+        return float(plain.cycle_ms.sum()) / plain.cycles
     return evidence.baseline_ms.point if evidence.baseline_ms else None
 
 
@@ -198,7 +198,7 @@ def _verify(evidence: Evidence, steps: Sequence[int]) -> list[dict[str, Any]]:
         parts = model.verify_parts(k)
         experts = None
         if evidence.experts is not None:
-            experts = distinct_experts(evidence.experts, (k + 1) * model.batches[0])
+            experts = distinct_experts(evidence.experts, (k + 1) * model.batch)
         out.append({"steps": k, "width": k + 1, "once_ms": parts["once"], "width_ms": parts["width"],
                     "distinct_experts": experts})  # fmt: skip
     return out

@@ -16,13 +16,14 @@ _ZERO = re.compile(rf"^{_NAME} at zero$")
 _AT_MS = re.compile(rf"^{_NAME} at (?P<ms>\d+(?:\.\d+)?) ?ms$")
 _STEPS = re.compile(r"^(?:k ?= ?|steps )(?P<steps>\d+)$|^(?P<other>\d+) steps$")
 _LENGTH = re.compile(r"^accept length (?P<tokens>\d+(?:\.\d+)?)$")
+_BATCH = re.compile(r"^batch (?P<batch>[1-9]\d{0,4})$")
 _WIRING = re.compile(r"^wiring fixed(?:: ?(?P<rates>[\d., ]+))?$")
 _DRAFT_TP = re.compile(r"^draft at tp ?1$")
 # Points that move data between ranks, as recipes name them: PHASE.collective and its like.
 _COLLECTIVE = re.compile(r"^(draft|extend)\..*(collective|all_?reduce|all_?gather|comm)")
 EXAMPLES = (
     "verify 27 % faster", "draft.head at zero", "verify at 12 ms", "seams at zero", "draft at TP 1", "wiring fixed",
-    "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2",
+    "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2", "batch 8",
 )  # fmt: skip
 SAME_BASELINE = "the baseline step stays as it was measured"
 
@@ -51,7 +52,7 @@ def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapp
     if steps_asked:
         wanted = int(steps_asked["steps"] or steps_asked["other"])
         return _steps(evidence, question, wanted)
-    assumed, assumptions, reason = _assumed(words, question, phases_ms)
+    assumed, assumptions, reason = _assumed(words, question, phases_ms, sorted({s.batch for s in evidence.chains}))
     if assumed is None:
         return Answer(question, None, None, assumptions, reason)
     rows = curve(evidence, steps, assumed)
@@ -67,7 +68,9 @@ def _steps(evidence: Evidence, question: str, wanted: int) -> Answer:
     return Answer(question, row, row, ("the same prompts, batch and machine",))
 
 
-def _assumed(words: str, question: str, phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+def _assumed(
+    words: str, question: str, phases_ms: Mapping[str, float], measured: Sequence[float]
+) -> tuple[Assumed | None, tuple[str, ...], str]:
     if words in ("seams at zero", "seam at zero"):
         return _seams(phases_ms)
     if _DRAFT_TP.match(words):
@@ -80,6 +83,9 @@ def _assumed(words: str, question: str, phases_ms: Mapping[str, float]) -> tuple
     if length:
         assumption = "every position's acceptance is raised or lowered to one power; the cycle changes with tokens only"
         return Assumed(length=float(length["tokens"])), (assumption,), ""
+    batch = _BATCH.match(words)
+    if batch:
+        return _batch(int(batch["batch"]), measured)
     wiring = _WIRING.match(words)
     if wiring:
         return _wiring(wiring["rates"], question)
@@ -114,6 +120,20 @@ def _faster(
     else:
         notes.append(SAME_BASELINE)
     return Assumed({name: factor}), tuple(notes), ""
+
+
+def _batch(batch: int, measured: Sequence[float]) -> tuple[Assumed, tuple[str, ...], str]:
+    shown = ", ".join(f"{b:g}" for b in measured)
+    notes = [
+        f"recorded at batch {shown}; a verify forward of {batch} sequences costs what as many tokens of one would",
+        "tok/s is a sequence's; acceptance does not depend on the batch; break-even only where plain decoding was "
+        "recorded at this batch",
+    ]
+    if len(measured) == 1:
+        notes.append(
+            "one batch was recorded, so a draft step is taken to cost the same, as while it is bound by memory"
+        )
+    return Assumed(batch=float(batch)), tuple(notes), ""
 
 
 def _seams(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:

@@ -15,6 +15,13 @@ from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import load
 from tests.support.cost_runs import Law, write_run
 
+POSITIONS = {
+    "acceptance": {
+        "length_tokens": None,
+        "positions": [{"position": 1, "conditional": 0.7}, {"position": 2, "conditional": 0.6}],
+    }
+}
+
 
 def evidence(tmp_path: Path, law: Law, steps: list[int], **options: object) -> Evidence:
     return evidence_of([load(write_run(tmp_path / "run", law, steps, **options))])  # type: ignore[arg-type]
@@ -125,3 +132,41 @@ def test_knots_do_not_fall_beyond_the_last() -> None:
 def test_a_run_without_speculation_cannot_be_explained(tmp_path: Path) -> None:
     with pytest.raises(SpecmeterError, match="No chain"):
         evidence(tmp_path, Law(), [0], kind="sweep")
+
+
+def test_verify_follows_the_tokens_of_the_whole_batch(tmp_path: Path) -> None:
+    law = Law()
+    found = evidence(tmp_path, law, [0, 2, 5], changes=POSITIONS, batch=4)
+    assert found.batch == 4
+    rows = {row.steps: row for row in curve(found, range(1, 6))}
+    assert rows[3].phases_ms["verify"] == pytest.approx(law.verify_ms(16), rel=0.01)
+    assert rows[3].break_even is not None
+    # Another batch: verify of as many tokens, and no break-even, for no plain decoding was recorded at it.
+    two = {row.steps: row for row in curve(found, [5], Assumed(batch=2))}[5]
+    assert two.phases_ms["verify"] == pytest.approx(law.verify_ms(12), rel=0.01)
+    assert two.break_even is None
+
+
+def test_acceptance_of_a_batch_comes_from_the_saved_analysis(tmp_path: Path) -> None:
+    # The table of cycles has sums over the batch only.
+    rows = curve(evidence(tmp_path, Law(), [0, 2], changes=POSITIONS, batch=4), [2])
+    assert rows[0].tokens.point == pytest.approx(1 + 0.7 + 0.7 * 0.6)
+    with pytest.raises(SpecmeterError, match="No acceptance was recorded"):
+        curve(evidence_of([load(write_run(tmp_path / "bare", Law(), [0, 2], batch=4))]), [2])
+
+
+def test_a_baseline_of_its_own_start_is_read_with_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Law(), [3])
+    (run / "children").mkdir()
+    write_run(run / "children" / "baseline", Law(), [0], kind="sweep")
+    assert evidence_of([load(run)]).plain() is not None
+
+
+def test_the_bound_covers_what_other_prompts_show(tmp_path: Path) -> None:
+    # Fitted on some prompts, measured on others: the interval is for the law, not for these prompts.
+    law, inside = Law(noise=0.05), 0
+    for seed in range(12):
+        path = write_run(tmp_path / f"run{seed}", law, [0, 2, 5], prompts=6, cycles=20, seed=seed)
+        row = next(r for r in curve(evidence_of([load(path)], now=2), [4]) if r.steps == 4)
+        inside += row.tok_s.low <= 1000 * law.tokens(4) / law.cycle_ms(4) <= row.tok_s.high
+    assert inside >= 10
