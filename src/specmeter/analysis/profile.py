@@ -249,6 +249,9 @@ def _sentence(document: dict[str, Any], word: str, ratio: float | None) -> str:
     tokens = f"yields {length['point']:.2f} tokens" if length else "yields an unknown number of tokens"
     phases = sorted(document["phases"], key=lambda row: -row["ms"])
     most = f"; {phases[0]['name']} is {phases[0]['percent']:.0f} % of the cycle" if phases else ""
+    waiting = document["coverage"]["of_which_wait_percent"]
+    if waiting >= 5 and not (phases and phases[0]["name"] == "wait"):
+        most += f", waiting {waiting:.0f} %"
     cycle = f"a cycle takes {document['cycle']['mean_ms']['point']:.2f} ms and {tokens}"
     if even is None:
         return f"Gain not known ({document['reason']}): {cycle}{most}."

@@ -43,6 +43,7 @@ def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int)
 
 def test_bars_share_one_scale(tmp_path: Path) -> None:
     document = profile(tmp_path)
+    assert document["verdict"]["sentence"].endswith("verify is 60 % of the cycle, waiting 5 %.")
     lines = {line[:10].strip(): line for line in render_analysis(document, 125).splitlines() if "|" in line}
     # 16 ms of cycle, 10 ms of plain step, 20 ms for the two tokens of a cycle: 100 cells are 20 ms.
     cells = {name: re.findall(r"\|(.*)\|", line)[0] for name, line in lines.items()}

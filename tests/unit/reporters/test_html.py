@@ -1,0 +1,181 @@
+"""The page without a browser: what goes into it, from which tables, and that names cannot become markup."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import hashlib
+import html
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specmeter
+from specmeter.analysis.profile import analyse
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import page, write_page
+from specmeter.reporters.html.acceptance_charts import groups_by_kind, groups_by_length, kind_of
+from specmeter.reporters.html.facts import cycles_by_rank, histogram, phase_times, read_windows
+from specmeter.reporters.html.markup import table, text
+from specmeter.reporters.html.repeat_section import repeat_section
+from specmeter.reporters.html.timeline import baseline_parts, pick_samples, plan_roles, timeline_charts
+from specmeter.reporters.html.tune_section import read_trials
+from specmeter.trace.masking import MASK
+from specmeter.trace.rundir import RunWriter
+from specmeter.trace.tables import write_table
+from tests.support.report_documents import MS, record, save
+
+pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> specmeter.Run:
+    folder = tmp_path_factory.mktemp("run")
+    trace, requests = record(folder / "rings", ranks=(0, 1))
+    command = ("specmeter", "profile", "--api-key", "sekrit", "--token=hush")
+    writer = save(folder / "run", trace, requests, analyse(trace, requests), command)
+    return specmeter.load(writer.path)
+
+
+def without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith(("pyarrow", "vl_convert")):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+
+
+def test_text_is_inert_and_escaped() -> None:
+    assert text("<b>\x1b\u202e&\"'") == "&lt;b&gt;??&amp;&quot;&#x27;"
+    assert len(html.unescape(text("x" * 9000))) == 2000
+    made = table(("<a>", "b"), [("<i>", "\x00")], "<c>")
+    assert "<i>" not in made and "<a>" not in made and "\x00" not in made
+
+
+def test_the_page_is_one_file_with_one_allowed_script(run: specmeter.Run, tmp_path: Path) -> None:
+    path = write_page(run, tmp_path / "page.html")
+    whole = path.read_text()
+    assert path.stat().st_mode & 0o077 == 0 and not list(tmp_path.glob(".*"))
+    script = re.findall(r"<script>(.*?)</script>", whole, re.S)
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert len(script) == 1 and f"script-src 'sha256-{digest}'" in whole and "default-src 'none'" in whole
+    assert not re.search(r"""(src|href)=["'](?!#)""", whole) and "@import" not in whole and "url(http" not in whole
+    identities = re.findall(r'\bid="([^"]+)"', whole)
+    assert len(identities) == len(set(identities))
+    assert "sekrit" not in whole and "hush" not in whole and MASK in whole
+
+
+def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(
+    run: specmeter.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = cycles_by_rank(run.path, None)
+    assert [r.rank.rank for r in ranks] == [0, 1]
+    lead, phases = ranks[0], phase_times(run.path, ranks[0])
+    assert int(lead.chosen.sum()) == run.analysis["cycle"]["count"] == 4 * 28
+    assert {name: float(v.mean()) for name, v in phases.items()} == pytest.approx(
+        {row["name"]: row["ms"] for row in run.analysis["phases"]}
+    )
+    # One rank of two: the other's spans are not added in.
+    assert float(sum(v.mean() for v in phases.values())) == pytest.approx(16 * 0.85)
+    assert dict(baseline_parts(run.path)) == pytest.approx({"verify.forward": 6, "accept.sample": 1, "wait.sync": 0.5})
+    t0 = int(lead.table["t0_ns"][40])
+    columns = ("rank", "point", "t0_ns")
+    window = read_windows(run.path, [(t0, t0 + 16 * MS)], columns)
+    trace, requests = record(tmp_path / "rings", ranks=(0, 1))
+    without_pyarrow(monkeypatch)
+    plain = save(tmp_path / "npz", trace, requests, run.analysis)
+    assert (plain.path / "spans.npz").exists()
+    again = cycles_by_rank(plain.path, None)[0]
+    assert again.chosen.tolist() == lead.chosen.tolist()
+    assert phase_times(plain.path, again)["verify"].tolist() == phases["verify"].tolist()
+    other = read_windows(plain.path, [(t0, t0 + 16 * MS)], columns)
+    assert sorted(other["t0_ns"].tolist()) == sorted(window["t0_ns"].tolist()) and len(window["t0_ns"]) > 4
+    with pytest.raises(SpecmeterError, match="charts need vl-convert") as caught:
+        write_page(specmeter.load(plain.path), tmp_path / "page.html")
+    assert caught.value.exit == Exit.ENVIRONMENT and not (tmp_path / "page.html").exists()
+
+
+def test_samples_are_quick_usual_slow_and_distinct(run: specmeter.Run) -> None:
+    lead = cycles_by_rank(run.path, None)[0]
+    lead.table["dur_ns"] = lead.table["dur_ns"].copy()
+    slow = int(np.flatnonzero(lead.chosen)[17])
+    lead.table["dur_ns"][slow] = 99 * MS
+    samples = pick_samples(lead)
+    assert len({s.cycle for s in samples}) == len(samples) >= 4
+    assert next(s for s in samples if s.name.startswith("slowest")).cycle == slow
+    assert all(lead.chosen[s.cycle] for s in samples)
+    lead.chosen[:] = False
+    assert pick_samples(lead) == []
+
+
+def test_groups_by_kind_and_length(run: specmeter.Run) -> None:
+    lead = cycles_by_rank(run.path, None)[0]
+    kinds = {g.name: g for g in groups_by_kind(lead)}
+    assert set(kinds) == {"chat", "code"} and kinds["chat"].requests == 2 and kinds["chat"].cycles == 2 * 28
+    whole = sum(g.length.point * g.cycles for g in kinds.values()) / sum(g.cycles for g in kinds.values())
+    assert whole == pytest.approx(run.analysis["acceptance"]["length_tokens"]["point"])
+    assert [g.name for g in groups_by_length(run.path, lead)] == ["16-31", "32-63", "64-127"]
+    names = ("code-3", "a_b_12", "7", "", "plain")
+    assert [kind_of(name) for name in names] == ["code", "a_b", "prompt", "(none)", "plain"]
+
+
+def test_device_spans_and_work_beside_have_lanes_of_their_own(run: specmeter.Run, tmp_path: Path) -> None:
+    spans = dict(run.spans)
+    spans["clock"] = spans["clock"].copy()
+    spans["clock"][spans["point"] == "verify.forward"] = "device"
+    spans["inside"] = spans["inside"] & (spans["point"] != "wait.sync")
+    write_table(tmp_path, "spans", spans)
+    charts = timeline_charts(tmp_path, cycles_by_rank(run.path, None), plan_roles(run.plan))
+    assert charts
+    for lane in ("rank 0, host", "rank 0, device", "rank 1, device", "rank 1, host, beside"):
+        assert f">{lane}<" in charts[0][1]
+    # The cycle's own frame is no bar: it would cover everything in it.
+    assert 'aria-label="cycle' not in charts[0][1]
+
+
+def test_histogram_keeps_every_value_in_sight() -> None:
+    values = np.concatenate([np.linspace(10, 11, 1000), [500.0]])
+    found = histogram(values)
+    assert found.high < 12 and found.counts.sum() + found.outside == len(values) and found.outside < 12
+    same = histogram(np.full(5, 3.0))
+    assert same.low < 3 < same.high and same.counts.sum() == 5
+
+
+def test_a_damaged_journal_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    assert read_trials(path) == []
+    path.write_bytes(b"no database")
+    assert read_trials(path) == []
+    path.unlink()
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, kind TEXT, data TEXT)")
+        for data in ("{", "[]", '{"level": 1}'):
+            database.execute("INSERT INTO events (kind, data) VALUES ('trial', ?)", (data,))
+    assert read_trials(path) == []
+
+
+def test_facts_of_the_run_are_masked_again(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "run", ["specmeter"])
+    saved = specmeter.load(writer.path)
+    saved.run.update(
+        command=["serve", "--api-key", "sekrit"],
+        env={"HF_TOKEN": "sekrit", "HOME": "/h"},
+        server={"password": "sekrit", "url": "http://u:sekrit@h/"},
+        engine_command=["vllm", "--token=sekrit"],
+    )
+    made = repeat_section(saved).as_html()
+    assert "sekrit" not in made and "HF_TOKEN" in made and "/h" in made
+
+
+def test_a_finished_run_is_kept_whatever_drawing_does(run: specmeter.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page.save_page(run.path) == run.path / "report.html"
+    assert page.save_page(run.path / "nowhere") is None
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    assert page.save_page(run.path) is None
