@@ -73,7 +73,8 @@ def test_interrupted_twice_leaves_nothing_running_and_goes_on(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Go on with --journal" in said, said
+    # The second Ctrl-C may meet the interpreter at its very end, after all is stopped: the shell then says 130 as well.
+    assert process.returncode in (130, -signal.SIGINT) and "Go on with --journal" in said, said
     _wait(lambda: not any(_alive(pid) for pid in running), 15)
     before = _trials(journal)
     document = json.loads(_run(*words, "--journal", "first", "--json", "--out", "second", cwd=tmp_path).stdout)[

@@ -49,3 +49,24 @@ def contenders(logs: Mapping[str, Sequence[float]], start_sd: float, width: floa
     order = sorted(means, key=lambda name: -means[name][0])
     top, count = means[order[0]]
     return [n for n in order if means[n][0] >= top - width * start_sd * math.sqrt(1 / count + 1 / means[n][1])]
+
+
+def smoothed(means: Mapping[int, tuple[float, int]], start_sd: float, misfit: float = 0.01) -> dict[int, float]:
+    """Mean log rates by chain length, each drawn towards a curve a + b log k + c k through all of them.
+
+    ``means[k]`` is the mean log rate of ``k`` draft steps and its number of starts. The log of gain over cost is smooth
+    in k, so neighbours tell of each other; the curve is off by about ``misfit`` (a choice), a mean by ``start_sd`` over
+    the root of its starts, and the two are weighted by these (Morris, JASA 78, 1983). Fewer than four lengths: the
+    means as they are.
+    """
+    if len(means) < 4:
+        return {k: mean for k, (mean, _) in means.items()}
+    k = np.array(sorted(means), float)
+    y = np.array([means[int(x)][0] for x in k])
+    n = np.array([means[int(x)][1] for x in k], float)
+    variance = start_sd**2 / n
+    weight = 1 / np.sqrt(variance + misfit**2)
+    basis = np.stack([np.ones_like(k), np.log(k), k], axis=1)
+    line = basis @ np.linalg.lstsq(basis * weight[:, None], y * weight, rcond=None)[0]
+    own = misfit**2 / (misfit**2 + variance)
+    return {int(x): float(o * a + (1 - o) * b) for x, o, a, b in zip(k, own, y, line, strict=True)}

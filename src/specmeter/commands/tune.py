@@ -36,6 +36,8 @@ from specmeter.tune.trial import LiveRunner
 from specmeter.tune.tuning import TunePlan, best_by_level, tune
 
 JOURNAL = "journal.sqlite"
+DEFAULT_TRIALS = 30
+"""The search's server starts in a space with flags or variables, where no budget is given."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, action="append", default=[], metavar="DIR", help="a saved profile for the cost model"
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="budget in minutes, the proof included")
-    parser.add_argument("--trials", type=int, metavar="N", help="budget of server starts for the search")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="server starts of the search (30 if the space has knobs)"
+    )
     parser.add_argument("--journal", type=Path, metavar="PATH", help="go on with this journal (or run directory)")
     parser.add_argument("--concurrency", default="1", metavar="LIST", help="requests at once, such as 1,8 (default: 1)")
     parser.add_argument(
@@ -109,7 +113,10 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
     user = read_space(args.space) if args.space is not None else None
     flags = engine_flags(spec)
     space = space_for(spec, flags, user)
-    budget = Budget(args.minutes, args.trials, 3 * args.confirm)
+    trials = args.trials
+    if trials is None and args.minutes is None and space.dimensions:
+        trials = DEFAULT_TRIALS
+    budget = Budget(args.minutes, trials, 3 * args.confirm)
     return TunePlan(
         spec=spec,
         space=space,

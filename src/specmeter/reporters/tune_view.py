@@ -27,6 +27,9 @@ def tune_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
         yield from _ratios(level)
         yield heading("What was tried")
         yield _tried(level["search"], level["winner"]["label"], width)
+        tried = level["search"]["tried"]
+        if tried and tried[0]["label"] != level["winner"]["label"]:
+            yield "* chosen: each mean weighed with its starts, their spread, and the curve through the chain lengths"
         yield from _rest(level["search"])
         if level["proof"] is not None:
             yield heading("Proof, in starts of their own")

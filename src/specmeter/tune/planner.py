@@ -50,6 +50,10 @@ class Planner:
         """The settings of the first start of an engine that serves several: the queue's, each once."""
         return list(dict.fromkeys(candidate.setting for candidate in self._queue))
 
+    def queued(self) -> int:
+        """How many candidates are planned already, apart from what Optuna may suggest."""
+        return len({candidate.key for candidate in self._queue} - self._seen)
+
     def seen(self, candidates: Iterable[Candidate]) -> None:
         """These have been run (by a journal's earlier session, or together)."""
         self._seen.update(candidate.key for candidate in candidates)

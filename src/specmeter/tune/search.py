@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specmeter.analysis.racing import contenders, losers
+from specmeter.analysis.racing import contenders, losers, smoothed
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.tune.journal import Journal
 from specmeter.tune.planner import Planner
@@ -86,9 +87,22 @@ class Search:
     def best(self, speculative: bool | None = None) -> Candidate | None:
         """The candidate of the highest mean: of all, or with (True) or without (False) speculation."""
         known = {o.candidate.key: o.candidate for o in self.observations}
-        logs = self._in_one_measure()
+        logs = self._smoothed() if not self.runner.together else self._in_one_measure()
         fits = [k for k in logs if speculative is None or bool(known[k].setting.steps) == speculative]
         return known[max(fits, key=lambda k: logs[k])] if fits else None
+
+    def _smoothed(self) -> dict[str, float]:
+        """Mean log rate by key, chains of the same knobs drawn towards their common curve over length."""
+        logs, counts = self._in_one_measure(), {key: len(values) for key, values in self.logs().items()}
+        groups: dict[tuple[object, ...], dict[int, Candidate]] = {}
+        for o in self.observations:
+            c = o.candidate
+            if c.key in logs and c.setting.topk == 1 and c.setting.steps:
+                groups.setdefault((c.flags, c.env), {})[c.setting.steps] = c
+        for chain in groups.values():
+            means = {k: (logs[c.key], counts.get(c.key, 1)) for k, c in chain.items()}
+            logs |= {chain[k].key: value for k, value in smoothed(means, START_SD).items()}
+        return logs
 
     def _in_one_measure(self) -> dict[str, float]:
         """Mean log rate by key; of candidates that lost a race only if nothing else is known."""
@@ -123,8 +137,33 @@ class Search:
             candidate = self.planner.next()
             if candidate is None:
                 return
+            fallen = self._past_the_peak(candidate)
+            if fallen:
+                self.planner.skipped[candidate.label] = fallen
+                continue
             self._run([candidate], self._lagging)
             self._give_up_if_hopeless()
+
+    def _past_the_peak(self, candidate: Candidate) -> str:
+        """Why a longer chain cannot be the best, or an empty text.
+
+        Each further draft step costs as much as the last and is kept less often, so tokens a second over chain length
+        have one peak: concave gain over linear cost (Boyd and Vandenberghe, Convex Optimization, 3.4). Once a shorter
+        chain with the same knobs lies behind a still shorter one by more than equal starts explain, longer ones do too.
+        """
+        k, logs = candidate.setting.steps, self._in_one_measure()
+        means = {
+            o.candidate.setting.steps: logs[o.candidate.key]
+            for o in self.observations
+            if o.candidate.key in logs
+            and o.candidate.setting.topk == candidate.setting.topk == 1
+            and (o.candidate.flags, o.candidate.env) == (candidate.flags, candidate.env)
+        }
+        for high in sorted(n for n in means if n < k):
+            best = max((n for n in means if 0 < n < high), key=lambda n: means[n], default=None)
+            if best is not None and means[high] < means[best] - 2 * START_SD * 2**0.5:
+                return f"k={high} already lies {100 * -math.expm1(means[high] - means[best]):.0f} % behind k={best}"
+        return ""
 
     def _explore_together(self, start: Candidate) -> None:
         """A race of all settings in the user's own configuration, then of the best in each other configuration."""
@@ -201,7 +240,8 @@ class Search:
             more = self.budget.trials - self.starts()
             about = f", about {more * self.start_s() / 60:.1f} min" if self.observations else ""
             return f" ({more} starts left{about})"
-        return ""
+        more = self.planner.queued()
+        return f" (about {more} more, {more * self.start_s() / 60:.1f} min)" if more and self.observations else ""
 
     def _give_up_if_hopeless(self) -> None:
         fresh = self.observations[self._replayed :]

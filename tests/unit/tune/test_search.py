@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specmeter.analysis.racing import contenders, losers
+from specmeter.analysis.racing import contenders, losers, smoothed
 from specmeter.engines import Setting
 from specmeter.errors import SpecmeterError
 from specmeter.tune.journal import Journal
@@ -150,3 +150,47 @@ def test_a_race_rarely_drops_the_true_best() -> None:
 def test_contenders_allow_for_the_chance_of_starts() -> None:
     logs = {"a": [1.0], "b": [0.95], "c": [0.8], "d": []}
     assert contenders(logs, 0.03) == ["a", "b"] and contenders(logs, 0.001) == ["a"] and contenders({}, 0.1) == []
+
+
+def test_longer_chains_are_left_out_once_the_curve_has_fallen(tmp_path: Path) -> None:
+    steep = {0: 50.0, 1: 70.0, 2: 60.0, 3: 50.0, 4: 42.0, 5: 36.0, 6: 30.0}
+    runner = KnownRunner(lambda c: steep[c.setting.steps], together=False)
+    journal = Journal(tmp_path / "j.sqlite", {"a": "b"})
+    first = Candidate(Setting.of(2))
+    search = Search(Planner(SPACE, first, None, 0), runner, journal, Budget(), 1, 6, lambda text: None)
+    search.run(first)
+    journal.close()
+    assert {c[0].setting.steps for c in runner.starts} == {0, 1, 2}
+    assert search.planner.skipped["k=6"] == "k=2 already lies 14 % behind k=1" and search.best() == Candidate(
+        Setting.of(1)
+    )
+
+
+def test_neighbours_steady_a_choice_from_few_starts(tmp_path: Path) -> None:
+    def gain(k: int) -> float:
+        return sum(0.8**i for i in range(k + 1)) / (1 + 0.04 * k)
+
+    regrets: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(20):
+        runner = KnownRunner(lambda c: 50 * gain(c.setting.steps), together=False, seed=seed, start_sd=0.03)
+        # Hundreds of starts: the same journal without the disk's waits.
+        with Journal(tmp_path / str(seed), {"a": "b"}) as journal:
+            journal._db.execute("PRAGMA synchronous = OFF")
+            search = Search(
+                Planner(SPACE, START, None, seed), runner, journal, Budget(trials=7), 1, 6, lambda text: None
+            )
+            search.run(START)
+        raw = {o.candidate.setting.steps: o.mean or 0.0 for o in search.observations}
+        best = search.best()
+        assert best is not None
+        for smooth, k in ((True, best.setting.steps), (False, max(raw, key=lambda k: raw[k]))):
+            regrets[smooth].append(1 - gain(k) / max(gain(n) for n in range(7)))
+    assert np.mean(regrets[True]) < 0.5 * np.mean(regrets[False])
+    assert np.mean(np.array(regrets[True]) > 0.02) < 0.1
+
+
+def test_smoothing_leaves_well_known_and_few_lengths_alone() -> None:
+    few = {1: (1.0, 1), 2: (1.2, 1), 3: (1.1, 1)}
+    assert smoothed(few, 0.03) == {k: mean for k, (mean, _) in few.items()}
+    odd = {1: (1.0, 10**6), 2: (1.3, 10**6), 3: (1.0, 10**6), 4: (1.2, 10**6)}
+    assert all(value == pytest.approx(odd[k][0], abs=1e-3) for k, value in smoothed(odd, 0.03).items())
