@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specmeter.analysis.compare import ArmFacts, analyse_compare
 from specmeter.analysis.profile import analyse
 from specmeter.analysis.sweep import Arm, analyse_sweep
@@ -13,6 +15,7 @@ from specmeter.runtime import layout
 from specmeter.trace import Request, Trace, load_rings
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.synthetic import make_plan, make_records, write_ring
+from specmeter.trace.tables import write_table
 from specmeter.tune.journal import Journal
 
 MS = 1_000_000
@@ -180,6 +183,43 @@ def tuned(folder: Path, proof: dict[str, Any]) -> Path:
             "schema": "specmeter/analysis/1", "kind": "tune", "levels": [level], "verdict": level["verdict"],
             "space": {"skipped": [{"name": "NCCL", "reason": "no collectives"}]}, "command_line": "serve --k 2",
         }
+    )  # fmt: skip
+    writer.finish()
+    return writer.path
+
+
+def big_run(folder: Path, count: int, ranks: int) -> Path:
+    """``ranks`` of ``count`` cycles each with five spans a cycle, as the tables of a run would hold them."""
+    trace, requests = record(folder / "rings", ranks=tuple(range(ranks)))
+    writer = RunWriter.create(folder / "run", ["specmeter", "profile"])
+    writer.write_plan(PLAN)
+    writer.write_analysis(analyse(trace, requests))
+    all_ = count * ranks
+    rng = np.random.default_rng(0)
+    dur = rng.gamma(400, 40_000, all_).astype(np.int64)
+    t0 = np.concatenate([np.cumsum(part) - part for part in dur.reshape(ranks, count)]) + 10**12
+    rank = np.repeat(np.arange(ranks, dtype=np.int32), count)
+    cycle = np.tile(np.arange(count), ranks)
+    same = {"host": np.full(all_, "box"), "rank": rank, "cycle": cycle, "t0_ns": t0, "dur_ns": dur}
+    ones = np.ones(all_, np.int32)
+    prompts = np.array([f"{('chat', 'code')[i % 2]}-{i % 7}" for i in range(14)])
+    write_table(
+        writer.path, "cycles",
+        {**same, "kind": np.full(all_, "decode"), "batch": ones, "steps": 2 * ones, "drafted": 2 * ones,
+         "accepted": rng.integers(0, 3, all_).astype(np.int32), "sampled": rng.integers(1, 4, all_).astype(np.int32),
+         "setting": np.full(all_, "k2"), "block": 0 * ones, "prompt_id": prompts[cycle % 14],
+         "dropped": np.full(all_, ""), "probed": ones.astype(np.uint8)},
+    )  # fmt: skip
+    shares = np.array([0.6, 0.2, 0.1, 0.05, 0.05])
+    points = np.array(["verify.forward", "draft.forward", "accept.sample", "wait.sync", "cycle"])
+    own = (np.repeat(dur, 5).reshape(-1, 5) * shares).astype(np.int64)
+    write_table(
+        writer.path, "spans",
+        {"host": np.full(5 * all_, "box"), "pid": np.repeat(rank, 5).astype(np.int64), "rank": np.repeat(rank, 5),
+         "cycle": np.repeat(cycle, 5), "point": np.tile(points, all_), "step": np.zeros(5 * all_, np.int32),
+         "clock": np.full(5 * all_, "host"),
+         "t0_ns": (np.repeat(t0, 5).reshape(-1, 5) + np.cumsum(own, 1) - own).ravel(), "dur_ns": own.ravel(),
+         "self_ns": own.ravel(), "inside": np.ones(5 * all_, bool)},
     )  # fmt: skip
     writer.finish()
     return writer.path
