@@ -170,3 +170,23 @@ def test_the_bound_covers_what_other_prompts_show(tmp_path: Path) -> None:
         row = next(r for r in curve(evidence_of([load(path)], now=2), [4]) if r.steps == 4)
         inside += row.tok_s.low <= 1000 * law.tokens(4) / law.cycle_ms(4) <= row.tok_s.high
     assert inside >= 10
+
+
+def test_slack_is_in_cycle_and_speed_alike(tmp_path: Path) -> None:
+    # Every draft is kept and nothing is noisy: all that is left is what was not measured.
+    law = Law(knee=0.5, accept=(1.0,) * 7, noise=0.0)
+    row = {row.steps: row for row in curve(evidence(tmp_path, law, [0, 2, 7]), [6])}[6]
+    truth = 1000 * law.tokens(6) / law.cycle_ms(6)
+    assert row.cycle_ms.low < law.cycle_ms(6) < row.cycle_ms.high
+    assert row.tok_s.low < truth < row.tok_s.high and abs(row.tok_s.point / truth - 1) > 0.01
+
+
+def test_what_a_shorter_chain_keeps_more_is_carried_over(tmp_path: Path) -> None:
+    two = write_run(tmp_path / "two", Law(accept=(0.9, 0.9)), [2], cycles=100)
+    five = write_run(tmp_path / "five", Law(), [0, 5], cycles=100)
+    rows = {row.steps: row for row in curve(evidence_of([load(two), load(five)], now=2), range(1, 6))}
+    more = 1 + 0.9 + 0.81 - Law().tokens(2)
+    assert rows[2].tokens.point == pytest.approx(1 + 0.9 + 0.81, rel=0.02)
+    assert rows[5].tokens.point == pytest.approx(Law().tokens(5), rel=0.03)
+    assert rows[4].tokens.point == pytest.approx(Law().tokens(4) + more / 3, rel=0.03)
+    assert rows[1].tokens.point == pytest.approx(Law().tokens(1) + more / 2, rel=0.03)

@@ -64,6 +64,7 @@ def test_the_story_implies_ranges_and_names_what_cannot_be_true() -> None:
     for one in story.implied:
         assert one.together is not None and one.tokens[0] <= one.together[0] <= one.together[1] <= one.tokens[1]
     assert ranges[2].together[1] == ranges[10].tokens[1]  # type: ignore[index]
+    assert ranges[10].together[0] == ranges[5].tokens[0]  # type: ignore[index]
     pairs = {frozenset(conflict.lines): conflict for conflict in story.conflicts}
     five_ten = pairs[frozenset({"5 steps", "10 steps"})]
     assert "18 %" in five_ten.would_need and five_ten.within_range
