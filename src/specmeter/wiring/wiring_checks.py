@@ -131,7 +131,7 @@ def _states(
         yield error(
             "embedding-fed",
             f"{feed.name} feeds the embedding output H[0] to the head",
-            "An id that means a layer's output in one engine means its input in another: the first id is one too low.",
+            _why_embedding(feed, trained),
             cure,
             feed.name,
             where(feed),
@@ -147,6 +147,16 @@ def _states(
             feed.name,
             where(feed, -1),
         )
+
+
+def _why_embedding(feed: Feed, trained: Trained) -> str:
+    """The convention explains it where every state is one layer below the trained one; else an id is just wrong."""
+    wanted = trained.states
+    if wanted is None or wanted == tuple(k + 1 for k in feed.states or ()):
+        return (
+            "An id that means a layer's output in one engine means its input in another: the first id is one too low."
+        )
+    return f"The head was trained on {states_text(wanted)}; here an id means the embedding output."
 
 
 def _shift(feed: Feed, trained: Trained, cure: str) -> Finding:

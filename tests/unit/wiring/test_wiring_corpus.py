@@ -346,6 +346,14 @@ def test_the_cure_is_the_exact_key_and_ids(tmp_path: Path) -> None:
     assert f"eagle_config.{TOP}: [2, 15, 27]" in cure
 
 
+def test_the_embedding_is_put_down_to_a_convention_only_where_that_explains_it(tmp_path: Path) -> None:
+    made = make("llama")
+    made.draft[TOP] = [0, 15, 28]
+    for number, (told, said) in enumerate((((1, 16, 29), "means its input"), ((3, 16, 29), "trained on H[3], H[16]"))):
+        found = findings(made, tmp_path / str(number), V, told=told)
+        assert said in next(f.cause for f in found if f.id == "embedding-fed")
+
+
 def test_without_an_engine_named_a_wiring_fault_of_one_engine_is_no_error(tmp_path: Path) -> None:
     made = make("llama")
     made.draft[TOP] = [3, 16, 28]
