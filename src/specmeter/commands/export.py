@@ -26,7 +26,7 @@ from specmeter.trace.rundir import Run, load
 ENDINGS = {
     "chrome": ".trace.json", "perfetto": ".pftrace", "parquet": "", "json": ".json", "openmetrics": ".metrics.txt",
 }  # fmt: skip
-MOST_SLICES = 1_000_000
+MOST_SLICES = 200_000
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specmeter.control.link import Link
 from specmeter.control.processes import Process, processes
@@ -148,7 +147,7 @@ class LiveServer:
             self.ranks[key].stats.take(rank, until)
         for source in self._sources.values():
             self._device(source)
-            source.pending = source.pending[_moment(source.pending) >= until]
+            source.pending = _from(source.pending, until)
 
     def _device(self, source: _Source) -> None:
         """Gaps between the device's timed points, within a cycle, of the pending device spans."""
@@ -177,12 +176,12 @@ class LiveServer:
             rank.stats.interrupt()
 
 
-def _moment(records: Records) -> NDArray[np.int64]:
-    """The time by which each record belongs to a cycle. Device spans are counted at once, so they are over."""
+def _from(records: Records, until: int) -> Records:
+    """The records that cycles from ``until`` on need. Device spans are counted at once, so they are over."""
     host = (records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK)
-    moment: NDArray[np.int64] = np.where(host, records["t0"], records["t1"])
-    moment[records["kind"] == layout.KIND_DEVICE_SPAN] = -1
-    # The last change of sampling holds for cycles to come.
-    marks = np.flatnonzero((records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING))
-    moment[marks[-1:]] = np.iinfo(np.int64).max
-    return moment
+    moment = np.where(host, records["t0"], records["t1"])
+    keep = (moment >= until) & (records["kind"] != layout.KIND_DEVICE_SPAN)
+    # The last change of sampling before then still holds.
+    marks = (records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)
+    keep[np.flatnonzero(marks & ~keep)[-1:]] = True
+    return records[keep]

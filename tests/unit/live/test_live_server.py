@@ -20,7 +20,7 @@ from specmeter.live.watch import Watch
 from specmeter.runtime import layout
 from specmeter.trace import load_rings
 from tests.support.growing import GrowingRing
-from tests.support.saved_runs import MS, PLAN, recording
+from tests.support.saved_runs import MS, PLAN, cycle, recording
 
 NOW = 5000  # seconds of perf_counter at which the synthetic recording starts
 
@@ -36,6 +36,37 @@ def grown(tmp_path: Path, pieces: int, monkeypatch: pytest.MonkeyPatch, **how: A
         ring.add([rows[i] for i in piece])
         live.poll()
     return ring, live
+
+
+def mixed_rows(cycles: int) -> list[tuple[int, ...]]:
+    """Cycles whose probes are in and out by fives: a mark at each change, and only the cycle's own span while out."""
+    rows: list[tuple[int, ...]] = []
+    at = NOW * 1000 * MS
+    for number in range(cycles):
+        inside = number // 5 % 2 == 0
+        if number % 5 == 0:
+            rows.append((at, at, number, layout.POINT_SAMPLING, layout.KIND_MARK, 0, int(inside)))
+        whole = cycle(at, 16 * MS, 2, number % 3)
+        rows += [r for r in whole if inside or r[3] == 1]
+        at += 16 * MS
+    return rows
+
+
+@pytest.mark.parametrize("pieces", [1, 13, 150])
+def test_cycles_of_the_original_code_are_not_averaged_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(server_module, "FOLD_S", 0.0)
+    ring = GrowingRing(tmp_path / "links", PLAN)
+    live = LiveServer(ring.link, histograms=True)
+    live.poll()
+    rows = mixed_rows(100)
+    for piece in np.array_split(np.arange(len(rows)), pieces):
+        ring.add([rows[i] for i in piece])
+        live.poll()
+    (figures,) = live.figures()
+    assert figures.cycle.count == pytest.approx(49, abs=1)
+    assert figures.phases["verify"].sum_s / figures.cycle.count == pytest.approx(0.0096, rel=1e-3)
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 160, 900])
