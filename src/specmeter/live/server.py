@@ -184,4 +184,5 @@ def _from(records: Records, until: int) -> Records:
     # The last change of sampling before then still holds.
     marks = (records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)
     keep[np.flatnonzero(marks & ~keep)[-1:]] = True
-    return records[keep]
+    kept: Records = records[keep]
+    return kept
