@@ -10,16 +10,16 @@ import os
 import sys
 import time
 from _thread import RLock
-from types import ModuleType
-from typing import Any, Dict, List, Optional
+from types import CodeType, ModuleType
+from typing import Any, Dict, List, Optional, Set
 
-from . import forks, layout, report
+from . import compilers, forks, layout, report
 from .control import ControlLine
 from .hook import ImportHook
 from .mix import Mixer
 from .probe import Recorder, through
 from .ring import DEFAULT_CAPACITY, Ring, start_ticks
-from .swap import CannotSwap, Pair, Swap, find_functions, running_codes
+from .swap import CannotSwap, Pair, Swap, find_functions, nested_codes, running_codes
 
 GRACE_S = 1.0
 _FORMAT = 2
@@ -54,10 +54,12 @@ class Runtime:
         self._recorder = Recorder(self._open_ring, self._fault, self._news)
         names = [name[:-4] for name in os.listdir(os.path.join(link, "code")) if name.endswith(".bin")]
         self._hook = ImportHook(names, self.imported, self._unwatched)
+        self._tracer_hook = ImportHook(compilers.TRACER_MODULES, self._tracer_loaded, lambda *_: None)
 
     def install(self) -> None:
         """Put the import hook in place."""
         self._hook.install()
+        self._tracer_hook.install()
 
     # -- modules --------------------------------------------------------------------------------------------------
 
@@ -133,7 +135,9 @@ class Runtime:
                 self._refuse_points(name, entry["points"], f"{entry['qualname']}: {reason}")
                 continue
             taken.append(swap)
-            if self.armed:
+        self._refuse_compiled(taken)
+        for swap in taken:
+            if self.armed and not swap.compiled:
                 swap.put("in")
         self._taken[name] = taken
         self.swaps.extend(taken)
@@ -191,6 +195,7 @@ class Runtime:
             self.armed = armed
             self._recorder.on_cycle = None
             if armed:
+                self._refuse_compiled(self.swaps)
                 self._recorder.set_writing(True)
                 if self._mix:
                     self._recorder.on_cycle = Mixer(self._live, self._recorder.write, **self._mix)
@@ -206,7 +211,60 @@ class Runtime:
         return [swap for swap in self.swaps if not swap.reason and not self._dead(swap)]
 
     def _dead(self, swap: Swap) -> bool:
-        return all(id in self.disarmed for id in swap.points)
+        return bool(swap.compiled) or all(id in self.disarmed for id in swap.points)
+
+    # -- torch.compile --------------------------------------------------------------------------------------------
+
+    def _refuse_compiled(self, swaps: List[Swap]) -> None:
+        """Put those functions out for good that torch.compile owns by now."""
+        if not compilers.loaded():
+            return
+        found = compilers.owned(code for swap in swaps for code in _all_originals(swap))
+        self._put_compiled_out(swaps, found)
+
+    def _put_compiled_out(self, swaps: List[Swap], reasons: Dict[int, str]) -> None:
+        for swap in swaps:
+            for code in _all_originals(swap) + list(nested_codes(swap.probed)):
+                reason = reasons.get(id(code))
+                if reason and not swap.compiled:
+                    swap.compiled = reason
+                    swap.put("out")
+                    self._refuse_points(swap.qualname, swap.points, f"{swap.qualname}: {reason}")
+
+    def _handed_to_compiler(self, codes: Set[int]) -> None:
+        with self._lock:
+            if codes and not self.detached:
+                self._put_compiled_out(self.swaps, dict.fromkeys(codes, compilers.HANDED))
+                self._news()
+
+    def _tracer_loaded(self, _module: ModuleType, _spec: Any) -> None:
+        """The tracer has just been imported: probed code is kept from it, and is out while it compiles."""
+        try:
+            compilers.follow(self._handed_to_compiler, self._compilation_begins, self._compilation_ends)
+            with self._lock:
+                for swap in self.swaps:
+                    swap.keep_from_compilers()
+        except Exception as error:
+            self._note("torch.compile", error)
+
+    def _compilation_begins(self) -> None:
+        try:
+            with self._lock:
+                for swap in self.swaps:
+                    swap.put("out")
+        except Exception as error:
+            self._note("torch.compile", error)
+
+    def _compilation_ends(self) -> None:
+        try:
+            with self._lock:
+                if self.armed and not self.detached:
+                    self._refuse_compiled(self.swaps)
+                    for swap in self._live():
+                        swap.put("in")
+                    self._news()
+        except Exception as error:
+            self._note("torch.compile", error)
 
     def _refuse_endless(self) -> None:
         """Put those functions out whose frame from before arming still runs: it keeps its old code."""
@@ -258,6 +316,8 @@ class Runtime:
     def _detach(self) -> None:
         self._set_armed(False)
         self._hook.remove()
+        self._tracer_hook.remove()
+        compilers.leave()
         self.detached = True
         for swap in self.swaps:
             swap.forget()
@@ -388,6 +448,10 @@ class Runtime:
                 self._write_report()
         except Exception as error:
             self._note("fork", error)
+
+
+def _all_originals(swap: Swap) -> List[CodeType]:
+    return [code for original in swap.originals for code in nested_codes(original)]
 
 
 def _magic() -> str:

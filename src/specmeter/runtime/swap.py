@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+from . import compilers
 
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
@@ -81,6 +83,14 @@ def bind(code: CodeType, pairs: Dict[int, Pair], filename: str) -> CodeType:
     return code.replace(co_consts=tuple(consts), co_filename=filename)
 
 
+def nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """``code`` and the code objects of the functions defined in it, at any depth, in order."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from nested_codes(const)
+
+
 def running_codes() -> Set[int]:
     """The ids of the code objects of every frame on every thread's stack now (code objects compare by value)."""
     codes: Set[int] = set()
@@ -105,7 +115,8 @@ def stack_codes() -> Set[int]:
 class Swap:
     """One outermost function with its points: the original code, the probed code, and which of them is in.
 
-    ``state`` is ``out``, ``in`` or ``cycle`` (the cycle point alone, while probes go in and out at random).
+    ``state`` is ``out``, ``in`` or ``cycle`` (the cycle point alone, while probes go in and out at random). ``reason``
+    says why it cannot be armed now, ``compiled`` why never (torch.compile owns it).
     """
 
     def __init__(self, entry: Dict[str, Any], functions: List[FunctionType], pairs: Dict[int, Pair]) -> None:
@@ -115,6 +126,7 @@ class Swap:
         self.original: CodeType = functions[0].__code__
         self.originals = [function.__code__ for function in functions]
         self.reason = ""
+        self.compiled = ""
         self.state = "out"
         self._source: CodeType = entry["code"]
         self._cycle_source: Optional[CodeType] = entry.get("cycle_code")
@@ -129,6 +141,7 @@ class Swap:
             self.cycle_only = self.probed  # it holds cycle points alone
         elif self._cycle_source is not None:
             self.cycle_only = bind(self._cycle_source, pairs, filename)
+        self.keep_from_compilers()
         if self.state != "out":
             self.put(self.state)
 
@@ -136,6 +149,12 @@ class Swap:
         """Let the probed code go, for good: code objects are not collected, and its constants lead back to here."""
         self.put("out")
         self.probed, self.cycle_only = self.original, None
+
+    def keep_from_compilers(self) -> None:
+        """Have torch.compile, if it is loaded, run the probed code as it stands."""
+        for code in (self.probed, self.cycle_only):
+            if code is not None:
+                compilers.keep_out(code)
 
     def on_stack(self, running: Set[int], probed: bool) -> bool:
         """Whether a frame of the probed code (or else of the original) is among ``running``, as ids of code objects."""
