@@ -147,7 +147,7 @@ def test_every_part_is_there(chromium: Any, made: Path) -> None:
     ):  # fmt: skip
         assert title in titles
     assert any(t.startswith("median: cycle") for t in texts(page, "fieldset label"))
-    lanes = {re.search(r", (rank \d)", name).group(1) for name in labels(page, "percentile: cycle")}  # type: ignore[union-attr]
+    lanes = {re.search(r", (rank \d)", name).group(1) for name in labels(page, "median: cycle")}  # type: ignore[union-attr]
     assert lanes == {"rank 0", "rank 1"}
     wrong = [name for name in labels(page, "Layers and taps") if "not what the head" in name]
     assert wrong == ["sglang 0.5: H[0] fed, but not what the head was trained on"]

@@ -30,7 +30,7 @@ class Sample:
 
 
 def pick_samples(cycles: Cycles) -> list[Sample]:
-    """A quick, a usual, a slow and the slowest cycle, and two drawn at random (seeded), without repetition."""
+    """A usual, a quick, a slow and the slowest cycle, and two drawn at random (seeded), without repetition."""
     at = np.flatnonzero(cycles.chosen)
     if not len(at):
         return []
@@ -39,8 +39,8 @@ def pick_samples(cycles: Cycles) -> list[Sample]:
     last = len(order) - 1
     drawn = np.random.default_rng(0).choice(at, min(2, len(at)), replace=False)
     wanted = [
-        ("5th percentile", int(order[round(0.05 * last)])),
         ("median", int(order[round(0.5 * last)])),
+        ("5th percentile", int(order[round(0.05 * last)])),
         ("95th percentile", int(order[round(0.95 * last)])),
         ("slowest", int(order[last])),
         *(("random", int(i)) for i in drawn),
