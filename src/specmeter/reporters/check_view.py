@@ -48,6 +48,11 @@ def check_sentence(document: Mapping[str, Any]) -> str:
     trained = document["trained"]["states"]
     if trained is None:
         return f"No fault found, but what the head was trained on is not known{more}."
+    other = next((f for f in document["feeds"] if f["used_by_default"] and f["states"] != trained), None)
+    if other is not None:
+        name = inert(f"{other['engine']} {other['engine_version'] or ''}".strip(), 40)
+        fed = "does not run it" if other["refusal"] else f"feeds {states(other['states'])}"
+        return f"Wiring is in doubt: {name} {fed}, the head was trained on {states(trained)}{more}."
     return f"Wiring is right: the head is fed {states(trained)}, what it was trained on{more}."
 
 

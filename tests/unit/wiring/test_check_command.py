@@ -51,6 +51,17 @@ def test_bad_input_exits_two_with_a_json_error(tmp_path: Path, capsys: pytest.Ca
     assert "no config.json" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
+def test_the_headline_never_calls_a_wiring_right_that_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without an engine named a fault is a warning; the headline must not hide it.
+    assert main(command(tmp_path, "--trained", "3,16,28", **{IDS: [3, 16, 28]})) == 0
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert headline.startswith("Wiring is in doubt: sglang") and "H[2], H[16], H[29]" in headline
+    assert main(command(tmp_path / "sound")) == 0
+    assert capsys.readouterr().out.startswith("Wiring is right")
+
+
 def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path, "--engine", "vllm==0.32.0", max_position_embeddings=2048)
     assert main(arguments) == 0
