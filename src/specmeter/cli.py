@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from specmeter import __version__
 from specmeter.commands import ENTRIES
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts.dispatch import run_on_hosts, take_hosts
 
 DESCRIPTION = """\
 specmeter shows where each millisecond of a speculative decoding cycle goes, says why speculation wins or loses
@@ -30,6 +31,10 @@ class _Parser(argparse.ArgumentParser):
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The whole parser; only the ``chosen`` command's module is imported."""
     parser = _Parser(prog="specmeter", description=DESCRIPTION)
+    parser.add_argument(
+        "--on", metavar="HOST", help="run it there: ssh://user@host, or an exec prefix; may be repeated"
+    )
+    parser.add_argument("--far-python", metavar="EXE", help="the Python of --on that runs specmeter there (python3)")
     parser.add_argument("--version", action="version", version=f"specmeter {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
     for entry in ENTRIES:
@@ -46,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in own
     try:
+        hosts, python, arguments = take_hosts(arguments)
+        chosen = next((word for word in arguments if not word.startswith("-")), None)
+        if hosts and chosen is not None and "--help" not in own:
+            return run_on_hosts(hosts, python, arguments)
         return _run(arguments, chosen)
     except SpecmeterError as error:
         _print_error(error, chosen, as_json)

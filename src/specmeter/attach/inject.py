@@ -20,6 +20,8 @@ def _start(package: str) -> str:
         module = type(sys)(package)
         module.__spec__, module.__path__, module.__file__ = spec, [FOLDER], path
         sys.modules[package] = module
+    # What is loaded later comes from the link that is attached now; an earlier one may be gone.
+    sys.modules[package].__path__ = [FOLDER]
     __import__(package + ".boot")
     boot = sys.modules[package + ".boot"]
     running = boot.current()

@@ -48,7 +48,10 @@ def prepare(link: Link, pid: int) -> tuple[Path, Path]:
     program = link.path / "attach.py"
     starter = link.path / "attach-start.py"
     answer.unlink(missing_ok=True)
-    folder = Path(specmeter.runtime.__file__).parent
+    folder = link.path / "runtime"  # a copy: specmeter may be gone, or another one, before the process has ended
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in Path(specmeter.runtime.__file__).parent.glob("*.py"):
+        write_private(folder / path.name, path.read_bytes())
     constants = f"LINK, FOLDER, ANSWER = {str(link.path)!a}, {str(folder)!a}, {str(answer)!a}\n"
     text = (Path(__file__).parent / "inject.py").read_text().replace('LINK = FOLDER = ANSWER = ""\n', constants)
     write_private(program, text.encode())

@@ -55,7 +55,7 @@ def targets_of(plan: Mapping[str, Any], python: Path) -> tuple[list[Target], dic
     reply = ask(python, {"op": "preview", "candidates": groups})
     found: dict[str, list[str]] = {}
     unreached = {}
-    for name, path in zip(names, reply["targets"], strict=True):
+    for name, path in zip(names, reply["targets"]):  # noqa: B905 (3.9)
         if path is None:
             unreached[name] = "no package around it has an __init__.py, and its own file must stay as it was planned"
         elif path == os.path.realpath(modules[name]):

@@ -1,0 +1,196 @@
+"""Runs one command on a host: everything it needs goes over in one stream, and its output comes back as it is made."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts.address import Host
+from specmeter.hosts.bundle import COMMANDS, bundle
+
+# The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
+_BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
+_END_WAIT_S = 15
+_ERRORS_WAIT_S = 2  # a control master of ssh stays, and holds the stream open
+_NOISE = 1 << 20
+
+
+def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
+    """Run ``specmeter ARGUMENTS`` on ``host`` under its ``python``; prints its output, gives its exit code.
+
+    Raises SpecmeterError: exit 2 for a command that cannot run there, 5 when the host or its Python cannot be
+    reached, 4 when the connection ended in between.
+    """
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    if command not in COMMANDS:
+        raise SpecmeterError(
+            f"`specmeter {command}` does not run on another host yet.", f"Those that do: {', '.join(COMMANDS)}."
+        )
+    token = secrets.token_hex(8)
+    try:
+        child = subprocess.Popen(
+            host.command([python, "-u", "-c", _BOOT]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # an interrupt is passed on by ending the stream, so that the far side tidies up
+        )
+    except OSError as error:
+        raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+    assert child.stdin and child.stdout and child.stderr
+    errors = _Errors(child.stderr, token)
+    writer = threading.Thread(target=_send, args=(child.stdin, token, python, arguments, command), daemon=True)
+    writer.start()
+    reader = _Reader(child.stdout, token)
+    try:
+        reader.copy()
+    except KeyboardInterrupt:
+        writer.join()
+        child.stdin.close()
+        reader.copy_rest(child, _END_WAIT_S)
+        raise
+    finally:
+        if reader.code is None:
+            child.terminate()
+        code = child.wait()
+        errors.join(_ERRORS_WAIT_S)
+    if not reader.started:
+        raise _unreachable(host, python, code, errors.lines)
+    if reader.code is None:
+        raise _dropped(host, command, errors.lines)
+    return reader.code
+
+
+def _send(stream: IO[bytes], token: str, python: str, arguments: Sequence[str], command: str) -> None:
+    """Write program, header and archive; the stream stays open, for its end means that nobody waits any more."""
+    program = (Path(__file__).parent / "far_start.py").read_bytes()
+    header = json.dumps({"token": token, "python": python, "arguments": list(arguments)}).encode()
+    archive = bundle(command)
+    program += b"\nimport json\nr = sys.stdin.buffer\nmain(json.loads(r.read(%d).decode()), r.read(%d))\n" % (
+        len(header),
+        len(archive),
+    )
+    try:
+        stream.write(b"%d\n" % len(program) + program + header + archive)
+        stream.flush()
+    except OSError:
+        pass  # the reader sees the end and says why
+
+
+class _Reader:
+    """Copies the far output between two marks; what a login shell prints before the first one is dropped."""
+
+    def __init__(self, stream: IO[bytes], token: str) -> None:
+        self.started = False
+        self.code: int | None = None
+        self._stream = stream
+        self._mark = f"\0specmeter {token} ".encode()
+
+    def copy(self) -> None:
+        """Copy to standard output until the second mark or the end."""
+        read = getattr(self._stream, "read1", self._stream.read)
+        waiting = b""
+        while True:
+            data = read(65536)
+            waiting += data
+            if not self.started:
+                before, mark, rest = waiting.partition(self._mark + b"start\n")
+                if mark:
+                    self.started, waiting = True, rest
+                elif len(waiting) > _NOISE:
+                    waiting = waiting[-len(self._mark) - 8 :]
+            if self.started:
+                before, mark, rest = waiting.partition(self._mark)
+                if mark and b"\n" in rest:
+                    _write(before)
+                    self.code = int(rest.split()[1])
+                    return
+                keep = len(waiting) - waiting.rfind(b"\0") if b"\0" in waiting else 0
+                keep = keep if keep <= len(self._mark) + 16 else 0
+                _write(waiting[: len(waiting) - keep])
+                waiting = waiting[len(waiting) - keep :]
+            if not data:
+                _write(waiting if self.started else b"")
+                return
+
+    def copy_rest(self, child: subprocess.Popen[bytes], timeout_s: float) -> None:
+        """After an interrupt: give the far side a while to end by itself."""
+        timer = threading.Timer(timeout_s, child.terminate)
+        timer.start()
+        try:
+            self.copy()
+        finally:
+            timer.cancel()
+
+
+class _Errors(threading.Thread):
+    """Keeps the last lines of standard error; shows those that come after the mark, which are the command's own."""
+
+    def __init__(self, stream: IO[bytes], token: str) -> None:
+        super().__init__(daemon=True)
+        self.lines: list[str] = []
+        self._stream = stream
+        self._mark = f"\0specmeter {token} start"
+        self.start()
+
+    def run(self) -> None:
+        """Read until the end."""
+        started = False
+        for raw in self._stream:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            if not started and self._mark in line:
+                started = True
+                self.lines = []
+                continue
+            self.lines = [*self.lines[-20:], line]
+            if started:
+                print(line, file=sys.stderr, flush=True)
+
+
+def _write(data: bytes) -> None:
+    if data:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def _unreachable(host: Host, python: str, code: int, lines: Sequence[str]) -> SpecmeterError:
+    """Why nothing answered, from what the client said."""
+    text = "\n".join(lines)
+    last = next((line for line in reversed(lines) if line.strip()), f"it ended with code {code}")
+    target = host.prefix[-1]
+    steps = (
+        (
+            "host key verification failed",
+            f"The host's key is not known or has changed: log in once with `ssh {target}`.",
+        ),
+        ("permission denied", "No key was accepted, and specmeter never asks for a password: load a key (ssh-add)."),
+        ("could not resolve", "The name is unknown here: look at ~/.ssh/config."),
+        ("timed out", "The host does not answer: is it up, and reachable from here (ProxyJump)?"),
+        ("connection refused", "Nothing listens there: is the port right?"),
+    )
+    for words, step in steps:
+        if words in text.lower():
+            return SpecmeterError(f"{host.name} cannot be reached.", last, step, Exit.ENVIRONMENT)
+    if "no attribute 'buffer'" in text:
+        step = "Name a Python of 3.9 or later with --far-python EXE."
+        return SpecmeterError(f"{python} on {host.name} is Python 2.", last, step, Exit.ENVIRONMENT)
+    if code in (126, 127) or "not found" in text.lower() or "no such file" in text.lower():
+        step = "specmeter needs nothing there but a Python: name it with --far-python EXE."
+        return SpecmeterError(f"There is no {python} on {host.name}.", last, step, Exit.ENVIRONMENT)
+    step = "Try the same by hand; the login must not start a program of its own."
+    return SpecmeterError(f"{host.name} did not run {python}.", last, step, Exit.ENVIRONMENT)
+
+
+def _dropped(host: Host, command: str, lines: Sequence[str]) -> SpecmeterError:
+    last = next((line for line in reversed(lines) if line.strip()), "the connection ended before the answer was whole")
+    step = f"The far side ends the command and removes its folder by itself; see `specmeter --on {host.name!r} status`."
+    if command == "patch":
+        step = f"A patch is whole or not there: see `specmeter --on {host.name!r} patch status`."
+    return SpecmeterError(f"The connection to {host.name} was lost.", last, step, Exit.SERVER_FAILED)
