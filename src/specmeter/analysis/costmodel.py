@@ -50,11 +50,14 @@ class Knots:
         """How far off the value may be for not being measured, ms: 0 at a knot.
 
         Between knots up to half their difference (in the middle), beyond the ends all of the extrapolated change, and
-        ``floor`` of the value besides.
+        ``floor`` of the value besides; with one knot alone from flat to in proportion to ``x``, if ``floor`` is not 0.
         """
         if any(abs(x - knot) < 1e-5 for knot in self.x):
             return 0.0
         value = self.at(x)
+        if len(self.x) == 1:
+            # Nothing is known of the slope: from flat to in proportion, where it is known to depend on x at all.
+            return value * abs(x / self.x[0] - 1) if floor else 0.0
         inside = self.x[0] < x < self.x[-1]
         if not inside:
             end = self.ms[0] if x < self.x[0] else self.ms[-1]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.analysis.costmodel_collectives import by_issuer
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
@@ -73,7 +74,7 @@ def samples_of(runs: Sequence[Run]) -> tuple[Sample, ...]:
             "The cost model is fitted to the cycles and spans of a profile, sweep or demo.",
             "Record one: specmeter profile --out DIR (bench runs without probes and holds none).",
         )
-    names = tuple(sorted({str(p) for _, spans in parts for p in np.unique(spans["point"])} | {REST}))
+    names = tuple(sorted({str(p) for _, spans in parts for p in np.unique(spans["point"].astype(str))} | {REST}))
     found: dict[tuple[str, int], list[Sample]] = {}
     for cycles, spans in parts:
         for sample in _samples(cycles, spans, names):
@@ -94,7 +95,7 @@ def _tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
     spans = run.spans if cycles else {}
     children = run.children
     if cycles and spans and len(cycles["t0_ns"]) and len(spans["cycle"]):
-        yield cycles, spans
+        yield cycles, by_issuer(spans)
         children = {name: child for name, child in children.items() if name == "baseline"}
     for child in children.values():
         yield from _tables(child)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specmeter.analysis.costmodel_collectives import COLLECTIVE
 from specmeter.analysis.costmodel_curve import Assumed, Evidence, Row, best, curve
 from specmeter.errors import SpecmeterError
 
-_NAME = r"(?P<name>[a-z]+(?:\.[a-z]+)?)"
+_NAME = r"(?P<name>[a-z_]+(?:\.[a-z_]+)?)"
 _FASTER = re.compile(rf"^{_NAME} (?P<percent>\d+(?:\.\d+)?) ?% (?P<way>faster|slower)$")
 _ZERO = re.compile(rf"^{_NAME} at zero$")
 _AT_MS = re.compile(rf"^{_NAME} at (?P<ms>\d+(?:\.\d+)?) ?ms$")
@@ -19,8 +20,6 @@ _LENGTH = re.compile(r"^accept length (?P<tokens>\d+(?:\.\d+)?)$")
 _BATCH = re.compile(r"^batch (?P<batch>[1-9]\d{0,4})$")
 _WIRING = re.compile(r"^wiring fixed(?:: ?(?P<rates>[\d., ]+))?$")
 _DRAFT_TP = re.compile(r"^draft at tp ?1$")
-# Points that move data between ranks, as recipes name them: PHASE.collective and its like.
-_COLLECTIVE = re.compile(r"^(draft|extend)\..*(collective|all_?reduce|all_?gather|comm)")
 EXAMPLES = (
     "verify 27 % faster", "draft.head at zero", "verify at 12 ms", "seams at zero", "draft at TP 1", "wiring fixed",
     "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2", "batch 8",
@@ -152,7 +151,7 @@ def _seams(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, .
 
 
 def _draft_tp(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
-    found = [name for name in phases_ms if _COLLECTIVE.match(name)]
+    found = [name for name in phases_ms if name.startswith(("draft.", "extend.")) and COLLECTIVE.search(name)]
     if not found:
         reason = (
             "no collective was recorded in the draft (one process, or a recipe without points on them); with a known "
@@ -161,7 +160,7 @@ def _draft_tp(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str
         return None, (), reason
     total = sum(phases_ms[name] for name in found)
     notes = (
-        f"{', '.join(sorted(found))} vanish: {total:.3f} ms a cycle",
+        f"{', '.join(sorted(found))} vanish: {total:.3f} ms a cycle, waiting for the slowest rank included",
         "a whole draft layer on one rank takes as long as its shard did (its weights are read by one device instead)",
         SAME_BASELINE,
     )

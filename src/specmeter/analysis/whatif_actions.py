@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from specmeter.analysis.costmodel import fit, unit_weights
+from specmeter.analysis.costmodel_collectives import COLLECTIVE
 from specmeter.analysis.costmodel_curve import DRAWS, LEVEL, Assumed, Evidence, Row, best, curve, recorded_acceptance
 from specmeter.analysis.costmodel_data import Sample
 from specmeter.analysis.stats import Interval
@@ -50,7 +51,11 @@ class Commands(Protocol):
         ...
 
     def vocabulary(self) -> str:
-        """Get a head with a smaller draft vocabulary, or use one."""
+        """Get a head with a smaller draft vocabulary, or use one; empty where no flag or command does."""
+        ...
+
+    def collectives(self) -> str:
+        """Measure with another way to move data between ranks."""
         ...
 
     def host(self) -> str:
@@ -63,12 +68,19 @@ class Commands(Protocol):
 
 
 def actions(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> tuple[Action, ...]:
-    """The best ``COUNT`` actions by predicted gain; fewer where nothing else is predicted to help at all."""
+    """The best ``COUNT`` actions; fewer where nothing else is predicted to help at all.
+
+    Ranked by the middle between the predicted gain and its lower end, so that a wide guess does not come first.
+    """
     found = [*_steps(evidence, rows, commands), *_off(evidence, rows, commands), *_trees(evidence, commands)]
     found += [*_verify(evidence, commands), *_draft(evidence, commands), *_host(evidence, commands)]
-    found += _acceptance(evidence, commands)
+    found += [*_acceptance(evidence, commands), *_collectives(evidence, commands)]
     useful = [a for a in found if a.gain.point > LEAST and a.command]
-    return tuple(sorted(useful, key=lambda a: -a.gain.point)[:COUNT])
+    return tuple(sorted(useful, key=lambda a: -_cautious(a.gain))[:COUNT])
+
+
+def _cautious(gain: Interval) -> float:
+    return (gain.point + max(0.0, gain.low)) / 2
 
 
 def _steps(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Action]:
@@ -173,6 +185,21 @@ def _host(evidence: Evidence, commands: Commands) -> list[Action]:
     ms = sum(cost.phases[n] for n in names)
     why = f"scheduling, waiting and frames between phases take {ms:.2f} ms a cycle on the host"
     return [_ceiling(evidence, "host work beside the cycle", dict.fromkeys(names, 0.0), commands.host(), why)]
+
+
+def _collectives(evidence: Evidence, commands: Commands) -> list[Action]:
+    """What all collectives of a cycle cost, whichever phase issues them."""
+    points = fit(evidence.samples, evidence.experts).cycle(evidence.now, 1.0).points
+    names = [n for n in points if COLLECTIVE.search(n)]
+    if not names:
+        return []
+    shares = ", ".join(f"{n} {points[n]:.2f}" for n in sorted(names, key=lambda n: -points[n])[:3])
+    why = (
+        f"collectives take {sum(points[n] for n in names):.2f} ms a cycle, waiting for the slowest rank included "
+        f"({shares}); settings of NCCL help only where NCCL serves these messages"
+    )
+    factors = dict.fromkeys(names, 0.0)
+    return [_ceiling(evidence, "cheaper collectives", factors, commands.collectives(), why)]
 
 
 def _acceptance(evidence: Evidence, commands: Commands) -> list[Action]:

@@ -56,10 +56,14 @@ class ServerCommands:
         return self._with({"sglang": ["--attention-backend", "fa3"], "vllm": ["--attention-backend", "FLASH_ATTN"]})
 
     def vocabulary(self) -> str:
-        """A head with a smaller vocabulary."""
+        """A head with a smaller vocabulary; vLLM takes what the head's checkpoint has."""
         if self.own:
             return "specmeter train --out small-vocabulary --draft-vocab 4800"
-        return self._with({"sglang": ["--speculative-token-map", "FREQUENT-TOKENS-FILE"]})
+        return "" if self.engine != "sglang" else self._with({"sglang": ["--speculative-token-map", "TOKENS-FILE"]})
+
+    def collectives(self) -> str:
+        """Another algorithm of NCCL's, by its variable."""
+        return "" if self.own else f"NCCL_ALGO=Tree {self._with({})}"
 
     def host(self) -> str:
         """Scheduling beside the device's work; the embedded engine has nothing to overlap, SGLang does it by itself."""

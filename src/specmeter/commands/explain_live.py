@@ -28,7 +28,7 @@ def profile_live(args: argparse.Namespace, command: Sequence[str], progress: Pro
     """Load the server for ``args.seconds``, save the run, give its directory.
 
     Where the engine takes settings per request, two further step counts and plain decoding run between; other engines
-    are measured at their own setting only, and their baseline is not known without ``--baseline``.
+    are measured at their own setting only, without a baseline.
     Raises SpecmeterError for a server that carries no probes.
     """
     if not 5 <= args.seconds <= 3600:

@@ -75,7 +75,8 @@ def _error(interval: Mapping[str, Any]) -> str:
     ends = bounds(interval)
     if ends is None or ends[0] <= 0:
         return "?"
-    return f"±{100 * (max(ends[1] / interval['point'], interval['point'] / ends[0]) - 1):.0f} %"
+    half = 100 * (max(ends[1] / interval["point"], interval["point"] / ends[0]) - 1)
+    return f"±{half:.0f} %" if half < 100 else ">100 %"
 
 
 def _curve_notes(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

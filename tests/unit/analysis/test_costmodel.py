@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specmeter.analysis.costmodel import Knots, fit
+from specmeter.analysis.costmodel_collectives import by_issuer
 from specmeter.analysis.costmodel_curve import Assumed, Evidence, best, curve
 from specmeter.analysis.costmodel_data import samples_of
 from specmeter.analysis.costmodel_explain import evidence_of
@@ -190,3 +192,18 @@ def test_what_a_shorter_chain_keeps_more_is_carried_over(tmp_path: Path) -> None
     assert rows[5].tokens.point == pytest.approx(Law().tokens(5), rel=0.03)
     assert rows[4].tokens.point == pytest.approx(Law().tokens(4) + more / 3, rel=0.03)
     assert rows[1].tokens.point == pytest.approx(Law().tokens(1) + more / 2, rel=0.03)
+
+
+def test_collectives_belong_to_the_phase_that_encloses_them() -> None:
+    rows = [
+        ("verify.forward", 0, 0, 100), ("wait.all_reduce", 0, 10, 20), ("draft.forward", 2, 200, 50),
+        ("wait.all_gather", 0, 210, 40), ("wait.all_reduce", 0, 260, 10), ("wait.rpc", 0, 20, 5),
+    ]  # fmt: skip
+    columns = dict(
+        zip(("point", "step", "t0_ns", "dur_ns"), (np.array(c) for c in zip(*rows, strict=True)), strict=True)
+    )
+    found = by_issuer({**columns, "pid": np.ones(len(rows), np.int64)})
+    assert list(found["point"]) == [
+        "verify.forward", "verify.all_reduce", "draft.forward", "draft.all_gather", "wait.all_reduce", "wait.rpc",
+    ]  # fmt: skip
+    assert list(found["step"]) == [0, 0, 2, 2, 0, 0]
