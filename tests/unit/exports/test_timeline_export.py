@@ -95,11 +95,14 @@ def test_perfetto_protobuf_read_back_has_the_same_slices(tmp_path: Path) -> None
     assert [p.process_name.split(" on ")[0] for p in processes] == ["rank 0", "rank 1"]
     open_: dict[int, list[tuple[str, int]]] = {}
     spent: dict[str, int] = {}
+    clock: dict[int, int] = {}
     last = 0
     for packet in trace.packet:
         if not packet.HasField("track_event"):
             continue
         event, stack = packet.track_event, open_.setdefault(packet.track_event.track_uuid, [])
+        assert packet.timestamp >= clock.get(event.track_uuid, 0), "a track's events are in order of time"
+        clock[event.track_uuid] = packet.timestamp
         if event.type == messages.TrackEvent.TYPE_SLICE_BEGIN:
             assert not stack or packet.timestamp >= stack[-1][1]
             stack.append((event.name, packet.timestamp))
