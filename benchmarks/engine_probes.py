@@ -80,6 +80,7 @@ class ExitTest:
         self.tokens: dict[str, list[Any]] = {}
         self.requests: list[Request] = []
         self.base_requests: list[Request] = []
+        self.url = self.model = ""
 
     def plain(self) -> None:
         """The tokens of a server that never saw specmeter."""
@@ -238,7 +239,9 @@ def ask(url: str, model: str, prompt: str, tokens: int, name: str, block: int) -
         "stream_options": {"include_usage": True},
     }
     send = time.perf_counter_ns()
-    first, text, usage = 0, [], {}
+    first = 0
+    text: list[str] = []
+    usage: dict[str, int] = {}
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():

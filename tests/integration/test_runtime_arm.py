@@ -319,8 +319,8 @@ signal.signal(signal.SIGALRM, handler)
 toymod.leaf = lambda n: n
 stopped = 0
 for _ in range(300):
-    signal.setitimer(signal.ITIMER_REAL, 0.0005)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
         while True: toymod.step()
     except Stop: stopped += 1
 print(stopped)
@@ -431,6 +431,31 @@ print(type(t.third(t.table["async"])).__name__)
     whys = [entry["exception"] for entry in process.report["disarmed"]]
     assert [why.split("creates a ")[1].split(":")[0] for why in whys] == ["coroutine", "generator", "async_generator"]
     assert process.report["armed_points"] == []
+
+
+def test_closures_made_while_armed_are_given_their_own_code_back(tmp_path: Path) -> None:
+    source = """
+def leaf(x): return x
+def make(n):
+    def inner(): return leaf(n)
+    return inner
+before = make(1)
+kept = []
+"""
+    toy = make_toy(tmp_path, "toymod", source, [Mark("leaf")])
+    link = toy.link(tmp_path / "links")
+    shell = "import sys, toymod as t\nplain = t.before.__code__\nprint('ready', flush=True)\n"
+    shell += "for line in sys.stdin: print(repr(eval(line)), flush=True)"
+    with running(shell, environment(link, tmp_path)) as child:
+        ready(child)
+        assert not arm(link).silent
+        assert ask(child, "t.kept.append(t.make(2)), t.before(), t.kept[0]()") == "(None, 1, 2)"
+        assert len(records(only_process(link).ring)) == 2, "a closure from before arming is probed too"
+        assert ask(child, "t.before.__code__ is plain, t.kept[0].__code__ is plain") == "(False, False)"
+        assert not disarm(link).silent
+        assert ask(child, "t.before.__code__ is plain, t.kept[0].__code__ is plain") == "(True, True)"
+        assert ask(child, "t.before(), t.kept[0](), t.make(3)()") == "(1, 2, 3)"
+        assert len(records(only_process(link).ring)) == 2
 
 
 def test_two_processes_acknowledge(toy: Toy, tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def _inlined() -> Set[int]:
     entries = getattr(native, "_debug_get_cache_entry_list", None)
     seen = getattr(getattr(sys.modules[_TRACER], "input_codes", None), "seen", ())
     ids: Set[int] = set()
-    for reference in list(seen) if entries is not None else ():
+    if entries is None:
+        return ids
+    for reference in list(seen):
         code = reference()
         for entry in entries(code) if code is not None else ():
             ids.update(int(number) for number in _GUARDED.findall(str(entry.guard_manager)))

@@ -19,7 +19,7 @@ from .hook import ImportHook
 from .mix import Mixer
 from .probe import Recorder, through
 from .ring import DEFAULT_CAPACITY, Ring, start_ticks
-from .swap import CannotSwap, Pair, Swap, find_functions, nested_codes, running_codes
+from .swap import CannotSwap, Pair, Swap, find_functions, nested_codes, put_nested, running_codes
 
 GRACE_S = 1.0
 _FORMAT = 2
@@ -201,6 +201,7 @@ class Runtime:
                     self._recorder.on_cycle = Mixer(self._live, self._recorder.write, **self._mix)
             for swap in self.swaps:
                 swap.put("in" if armed and not self._dead(swap) else "out")
+            put_nested([swap for swap in self.swaps if swap.state == ("in" if armed else "out")], armed)
             if not armed:
                 self._recorder.set_writing(False)
                 running = running_codes()
@@ -252,6 +253,7 @@ class Runtime:
             with self._lock:
                 for swap in self.swaps:
                     swap.put("out")
+                put_nested(self.swaps, False)
         except Exception as error:
             self._note("torch.compile", error)
 
@@ -262,6 +264,7 @@ class Runtime:
                     self._refuse_compiled(self.swaps)
                     for swap in self._live():
                         swap.put("in")
+                    put_nested(self._live(), True)
                     self._news()
         except Exception as error:
             self._note("torch.compile", error)

@@ -12,6 +12,7 @@ from . import compilers
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
 _DEPTH = 12
+_NO_CLOSURES = frozenset(["<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"])
 Pair = Tuple[Callable[[], int], Callable[..., Any]]
 
 
@@ -89,6 +90,31 @@ def nested_codes(code: CodeType) -> Iterator[CodeType]:
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from nested_codes(const)
+
+
+def put_nested(swaps: List[Swap], probed: bool) -> None:
+    """Give the functions that were made by a swap's function earlier (closures that live on) the code of now.
+
+    One pass over the collector's objects, only where a swap has nested functions. Objects that the server took from
+    the collector (``gc.freeze``) are not seen: such a closure keeps its code, and out of arms that code writes nothing.
+    """
+    exchange: Dict[int, CodeType] = {}
+    sources: List[CodeType] = []
+    for swap in swaps:
+        for original in swap.originals:
+            for old, new in zip(nested_codes(original), nested_codes(swap.probed)):  # noqa: B905 (3.9)
+                if old is original or old.co_name in _NO_CLOSURES or not _interchangeable(old, new):
+                    continue
+                source, target = (old, new) if probed else (new, old)
+                exchange[id(source)] = target
+                sources.append(source)
+    for holder in gc.get_referrers(*sources) if sources else ():
+        if type(holder) is FunctionType and id(holder.__code__) in exchange:
+            holder.__code__ = exchange[id(holder.__code__)]
+
+
+def _interchangeable(old: CodeType, new: CodeType) -> bool:
+    return same_place(old, new) and old.co_freevars == new.co_freevars and old is not new
 
 
 def running_codes() -> Set[int]:
