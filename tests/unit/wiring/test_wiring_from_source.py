@@ -13,6 +13,8 @@ from specmeter.wiring.evaluate import Evaluator
 from specmeter.wiring.evaluate_values import Raised, Undecided
 from specmeter.wiring.feed import Feed
 from specmeter.wiring.from_source import cut_block, run_block
+from specmeter.wiring.held import states_of_held
+from specmeter.wiring.locate import Engine
 from specmeter.wiring.shape import read_shape
 from specmeter.wiring.tree import Tree
 
@@ -276,6 +278,33 @@ def test_vllm_takes_ids_as_states(
 def test_vllm_class_without_the_interface(tmp_path: Path) -> None:
     (feed,) = vllm_source.derive(vllm(tmp_path, VLLM_MODEL.replace("SupportsEagle3", "Other")), "", TARGET, {})
     assert "does not support EAGLE-3" in feed.refusal
+
+
+# -- ids that lie in a running process: the setter has run, the loop decides
+
+
+def held(name: str, tree: Tree | None, *ids: int) -> tuple[int, ...] | None:
+    return states_of_held(Engine(name, "", tree), TARGET, ids)
+
+
+def test_held_ids_mean_what_the_loop_makes_of_them(tmp_path: Path) -> None:
+    assert held("sglang", sglang(tmp_path / "a"), 3, 16, 28) == (3, 16, 28), "the setter's +1 is not added again"
+    test = "                if i in self.layers_to_capture:\n                    aux.append(hidden_states + residual)\n"
+    call = "                hidden_states, residual = layer(positions, hidden_states, residual)\n"
+    after = MODEL.replace(test, "").replace(call, call + test)
+    assert held("sglang", sglang(tmp_path / "b", after), 3, 16, 28) == (4, 17, 29)
+    assert held("vllm", vllm(tmp_path / "c"), 0, 16, 28) == (0, 16, 28)
+    assert held("vllm", vllm(tmp_path / "d"), 28, 3) == (3, 28), "in the order of the layers"
+    assert held("vllm", vllm(tmp_path / "e"), 3, 99) == (3,), "a layer that is not there is not captured"
+    assert held("specmeter", None, 28, 3) == (28, 3), "the embedded engine keeps the order written"
+
+
+def test_held_ids_of_an_unknown_form_are_not_guessed(tmp_path: Path) -> None:
+    odd = MODEL.replace("if i in self.layers_to_capture", "if wanted(i, self.layers_to_capture)")
+    assert held("sglang", sglang(tmp_path / "a", odd), 3, 16, 28) is None
+    other = MODEL.replace("ToyForCausalLM", "OtherForCausalLM")
+    assert held("sglang", sglang(tmp_path / "b", other), 3, 16, 28) is None
+    assert held("vllm", None, 3, 16, 28) is None
 
 
 # -- the evaluator keeps foreign code at arm's length
