@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specmeter.commands.serve import packaged_head
+from specmeter.eagle.model_store import model_directory
 from specmeter.engines import ENGINE_NAMES, Setting, engine_named
+from specmeter.engines.flags import flag_value
+from specmeter.engines.vllm import speculative_config
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import Run
 
@@ -71,7 +76,36 @@ class ServerCommands:
 
     def wiring(self) -> str:
         """What the head is fed against what it was trained on."""
-        return "specmeter check --target TARGET-DIR --draft DRAFT-DIR --probe"
+        target, draft = self._models()
+        engine = {"embedded": "specmeter"}.get(self.engine, self.engine)
+        known = ["--engine", engine] if engine in ("specmeter", "vllm", "sglang") else []
+        return shlex.join(
+            [
+                "specmeter",
+                "check",
+                "--target",
+                target or "TARGET-DIR",
+                "--draft",
+                draft or "DRAFT-DIR",
+                *known,
+                "--probe",
+            ]
+        )
+
+    def _models(self) -> tuple[str | None, str | None]:
+        """Target and draft as the server's command names them, or the embedded engine's own; None where not known."""
+        if self.own:
+            return str(model_directory()), str(packaged_head() or "") or None
+        if self.engine == "vllm":
+            after = self.words.index("serve") + 1 if "serve" in self.words else len(self.words)
+            named = self.words[after] if after < len(self.words) and not self.words[after].startswith("-") else None
+            with contextlib.suppress(SpecmeterError):
+                draft = (speculative_config(self.words) or {}).get("model")
+                return flag_value(self.words, "--model") or named, str(draft) if draft else None
+        if self.engine == "sglang":
+            target = flag_value(self.words, "--model-path", "--model")
+            return target, flag_value(self.words, "--speculative-draft-model-path")
+        return None, None
 
     def _with(self, flags: dict[str, list[str]]) -> str:
         words: Sequence[str] = self.words or (PLACE,)

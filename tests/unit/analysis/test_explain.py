@@ -148,6 +148,7 @@ def test_commands_start_the_users_server_with_another_setting() -> None:
     typed = shlex.split(vllm.setting(4, 1, 5))
     assert typed[:3] == ["specmeter", "profile", "--"] and json.loads(typed[-1])["num_speculative_tokens"] == 4
     assert "--speculative-config" not in vllm.setting(0, 1, 1)
+    assert vllm.wiring() == "specmeter check --target M --draft H --engine vllm --probe"
     assert ServerCommands("embedded").setting(3, 4, 8) == "specmeter profile --steps 3 --topk 4 --draft-tokens 8"
     sglang = ServerCommands("sglang").setting(2, 1, 3)
     assert PLACE in sglang and "--speculative-num-draft-tokens 3" in sglang
