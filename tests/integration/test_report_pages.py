@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -21,11 +23,13 @@ from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.profile import analyse
 from specmeter.analysis.sweep import Arm, analyse_sweep
 from specmeter.cli import main
-from specmeter.reporters.html import write_page
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.html import render_page, write_page
 from specmeter.reporters.html.facts import cycles_by_rank, phase_times
 from specmeter.trace.rundir import RunWriter
+from specmeter.trace.tables import write_table
 from tests.support.chromium import CONTRAST, OVERFLOW, browser, open_page
-from tests.support.report_documents import PLAN, big_run, check_result, compared, record, save, sweep, tuned
+from tests.support.report_documents import PLAN, big_run, check_result, compared, damaged, record, save, sweep, tuned
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
 pytestmark = pytest.mark.timeout(180)
@@ -344,8 +348,8 @@ def test_empty_and_damaged_runs_give_a_clear_error(tmp_path: Path, capsys: pytes
     writer = save(tmp_path / "run", trace, requests, analyse(trace, requests))
     spans = next(writer.path.glob("spans.*"))
     whole = spans.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"\0" * len(whole)):
-        spans.write_bytes(damaged)
+    for content in (whole[: len(whole) // 2], b"", b"\0" * len(whole)):
+        spans.write_bytes(content)
         assert main(["report", str(writer.path), "--html", str(out)]) == 2
         assert "cannot be read" in capsys.readouterr().err
     spans.write_bytes(whole)
@@ -355,6 +359,29 @@ def test_empty_and_damaged_runs_give_a_clear_error(tmp_path: Path, capsys: pytes
     assert not out.exists()
     assert main(["report", str(writer.path), "--html", str(tmp_path)]) == 2
     assert main(["report", str(writer.path), "--html", str(out), "--wiring", str(tmp_path / "none.json")]) == 2
+
+
+def test_damaged_documents_and_tables_give_a_page_or_a_clear_error(tmp_path: Path) -> None:
+    trace, requests = record(tmp_path / "rings", cycles=8)
+    document = analyse(trace, requests)
+    run = specmeter.load(save(tmp_path / "run", trace, requests, document).path)
+    rng = np.random.default_rng(3)
+    cases = [case for case in damaged(document) if rng.random() < 0.012]
+    clear = 0
+    for where, broken in cases:
+        try:
+            assert "</html>" in render_page(dataclasses.replace(run, analysis=broken)), where
+        except SpecmeterError:
+            clear += 1
+    assert 0 < clear < len(cases) and len(cases) > 12
+    for name in ("cycles", "spans", "requests"):
+        whole = specmeter.load(run.path)
+        columns = getattr(whole, name)
+        for gone in list(columns)[:3]:
+            write_table(run.path, name, {key: value for key, value in columns.items() if key != gone})
+            with contextlib.suppress(SpecmeterError):
+                assert "</html>" in render_page(whole)
+        write_table(run.path, name, columns)
 
 
 @pytest.mark.engine

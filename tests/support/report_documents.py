@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +225,28 @@ def big_run(folder: Path, count: int, ranks: int) -> Path:
     )  # fmt: skip
     writer.finish()
     return writer.path
+
+
+DAMAGE: tuple[Any, ...] = (None, "x", -1, {}, [], 1e308, float("nan"), "(gone)")
+
+
+def damaged(document: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The document with one place at a time removed or of another type or size: (place and what is there, copy)."""
+    for path in _places(document):
+        for value in DAMAGE:
+            broken = copy.deepcopy(document)
+            inner: Any = broken
+            for key in path[:-1]:
+                inner = inner[key]
+            if value == "(gone)":
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = value
+            yield (*path, value), broken
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*at, key)
+        yield from _places(inner, (*at, key))

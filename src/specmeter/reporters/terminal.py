@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from specmeter.errors import SpecmeterError
+from specmeter.reporters.damage import readable
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import verdict_line
 
@@ -41,7 +42,7 @@ def print_analysis(document: Mapping[str, Any], file: IO[str] | None = None) -> 
     Characters that the output's encoding lacks become ``?``. Raises SpecmeterError for a kind that has no view.
     """
     out = sys.stdout if file is None else file
-    _write(out, _rendered(_view(document)(document, output_width(out)), output_width(out), shows_colour(out)))
+    _write(out, _shown(document, output_width(out), shows_colour(out)))
 
 
 def print_headed(sentence: object, word: str, body: str, file: IO[str] | None = None) -> None:
@@ -58,7 +59,7 @@ def _write(out: IO[str], text: str) -> None:
 
 def render_analysis(document: Mapping[str, Any], width: int = DEFAULT_WIDTH) -> str:
     """An analysis document as plain text, ``width`` columns wide."""
-    return _rendered(_view(document)(document, width), width, False)
+    return _shown(document, width, False)
 
 
 def output_width(out: IO[str]) -> int:
@@ -72,6 +73,12 @@ def output_width(out: IO[str]) -> int:
 def shows_colour(out: IO[str]) -> bool:
     """Whether escape codes may be written: a terminal that is not dumb, and no ``NO_COLOR`` (no-color.org)."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _shown(document: Mapping[str, Any], width: int, colour: bool) -> str:
+    view = _view(document)
+    with readable("The analysis"):
+        return _rendered(view(document, width), width, colour)
 
 
 def _rendered(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
@@ -88,7 +95,7 @@ def _rendered(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
 
 def _view(document: Mapping[str, Any]) -> View:
     kind = document.get("kind")
-    if kind not in VIEWS:
+    if not isinstance(kind, str) or kind not in VIEWS:
         raise SpecmeterError(f"There is no report for an analysis of kind {inert(kind)}")
     module, _, name = VIEWS[kind].partition(":")
     return cast(View, getattr(import_module(module), name))

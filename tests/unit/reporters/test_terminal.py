@@ -20,7 +20,7 @@ from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import bounds, plus_minus, units
 from specmeter.reporters.terminal import print_analysis, render_analysis
 from specmeter.trace.rundir import load
-from tests.support.report_documents import check_result, compared, profile, record, save, sweep, tuned
+from tests.support.report_documents import check_result, compared, damaged, profile, record, save, sweep, tuned
 
 EVIL = "evil\x1b[31m\x1b]0;title\x07[red]x[/red]\u202e\u2028\nSecond line"
 CHECK: dict[str, Any] = {"kind": "check", **check_result()}
@@ -158,3 +158,18 @@ def test_colour_on_a_terminal_only_and_not_under_no_color(tmp_path: Path) -> Non
         [sys.executable, "-m", "specmeter", "report", str(tmp_path / "run")], capture_output=True, text=True, check=True
     ).stdout
     assert "\x1b" not in piped and piped.startswith("Speculation wins")
+
+
+def test_a_damaged_document_is_a_clear_error_or_a_report(tmp_path: Path) -> None:
+    tune = load(tuned(tmp_path / "tune", compared())).analysis
+    clear = 0
+    for document in (profile(tmp_path), sweep(tmp_path), compared(), tune, CHECK):
+        for place, (where, broken) in enumerate(damaged(dict(document))):
+            if place % 5 and where[-1] != "(gone)":
+                continue
+            try:
+                assert render_analysis(broken), where
+            except SpecmeterError as error:
+                clear += 1
+                assert "damaged" in error.what or "There is no report" in error.what
+    assert clear > 100

@@ -16,6 +16,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import SpecmeterError
+from specmeter.reporters.damage import readable
 from specmeter.reporters.html.compare_section import compare_sections
 from specmeter.reporters.html.markup import Section, lines, text
 from specmeter.reporters.html.profile_section import key_figures, profile_sections
@@ -74,29 +75,32 @@ def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:
     sections: list[Section] = []
     heads: list[str] = []
     for name, one in runs.items():
-        try:
+        with readable(f"The run {one.path}"):
             head, found = _of_run(name, one, profiles)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise SpecmeterError(
-                f"{one.path}/analysis.json is damaged", f"{type(error).__name__}: {error}", "Record again."
-            ) from error
         heads.append(head)
         sections += found
     if wiring is not None:
-        sections += wiring_sections(wiring)
-    sections.append(repeat_section(run))
+        with readable("The wiring"):
+            sections += wiring_sections(wiring)
+    with readable(f"The run {run.path}"):
+        sections.append(repeat_section(run))
     return _page(run, heads, sections)
 
 
 def _shown(run: Run) -> dict[str, Run]:
     """The run and the ones below it that have an analysis the page knows, by name ("" for itself)."""
-    found = {"": run} if run.analysis.get("kind") in VIEWS else {}
+    found = {"": run} if _known(run) else {}
     # A tune's document holds its proofs; its children are the runs they come from.
     below = {} if run.analysis.get("kind") == "tune" else run.children
     for name, child in list(below.items())[:MOST_CHILDREN]:
-        if child.analysis.get("kind") in VIEWS:
+        if _known(child):
             found[name] = child
     return found
+
+
+def _known(run: Run) -> bool:
+    kind = run.analysis.get("kind")
+    return isinstance(kind, str) and kind in VIEWS
 
 
 def _of_run(name: str, run: Run, profiles: Mapping[str, Run]) -> tuple[str, list[Section]]:

@@ -11,6 +11,7 @@ from specmeter.reporters.html.markup import Section, beside, figure, paragraph, 
 
 Document = Mapping[str, Any]
 MOST_FEEDS = 6
+MOST_LAYERS = 1000
 
 
 def wiring_sections(document: Document) -> list[Section]:
@@ -44,6 +45,8 @@ def wiring_chart(document: Document) -> str:
     for feed in document["feeds"][:MOST_FEEDS]:
         readers.append((f"{feed['engine']} {feed['engine_version'] or ''}".strip(), feed["states"]))
     layers = int(document["target_layers"])
+    if not 0 < layers <= MOST_LAYERS:
+        raise ValueError(f"{layers} layers")
     rows: list[dict[str, Any]] = []
     for name, tapped in readers:
         for state in range(layers + 1):
