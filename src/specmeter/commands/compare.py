@@ -20,6 +20,7 @@ from specmeter.commands.load_options import (
     sending,
 )
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
@@ -65,11 +66,12 @@ def run(args: argparse.Namespace) -> int:
         document = compare(plan, how, writer, progress)
         writer.finish("complete")
     document["prompts"] = prompts.name
+    page = save_page(writer.path)
     if args.json:
         print_json("compare", document, [], writer.path)
     else:
         print_analysis(document)
-        print(f"saved: {writer.path}")
+        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 

@@ -22,6 +22,7 @@ from specmeter.commands.load_options import (
 from specmeter.commands.sweep import numbers
 from specmeter.engines import ServerSpec
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis, render_analysis
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
@@ -85,11 +86,12 @@ def run(args: argparse.Namespace) -> int:
                 raise
         document["prompts"] = prompts.name
         _finish(plan, document, writer)
+    page = save_page(writer.path)
     if args.json:
         print_json("tune", document, [], writer.path)
     else:
         print_analysis(document)
-        print(f"saved: {writer.path}")
+        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 
