@@ -134,11 +134,11 @@ class _Draw:
         """A point for each of ``steps`` under ``change``, and tokens a second of the present as it is."""
         evidence = self._evidence
         model = self._model.scaled(change.factors) if change.factors else self._model
-        lengths = _Lengths(evidence, self._weights, change)
+        lengths = Lengths(evidence, self._weights, change)
         found = {k: self._point(model, lengths.at(k), k, change.batch, slack) for k in steps}
         if change == Assumed() and evidence.now in found:
             return found, found[evidence.now].rate
-        plain = _Lengths(evidence, self._weights, Assumed(acceptance=None))
+        plain = Lengths(evidence, self._weights, Assumed(acceptance=None))
         return found, self._point(self._model, plain.at(evidence.now), evidence.now, None, False).rate
 
     def _point(self, model: CostModel, length: Length, steps: int, batch: float | None, slack: bool) -> _Point:
@@ -175,7 +175,7 @@ def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapp
     return measured / modelled
 
 
-class _Lengths:
+class Lengths:
     """Accept lengths at any step count.
 
     Every shorter chain follows from the longest; where shorter ones were measured too, what they differ by (cycles then
@@ -246,7 +246,7 @@ class _Lengths:
 
 def recorded_acceptance(evidence: Evidence) -> tuple[float, ...]:
     """Acceptance by position of the longest chain recorded: c1, c2, ... as shares of those that kept the one before."""
-    return tuple(float(c) for c in _Lengths(evidence, None, Assumed()).rates)
+    return tuple(float(c) for c in Lengths(evidence, None, Assumed()).rates)
 
 
 def _logs(point: _Point, present: float) -> tuple[float, ...]:

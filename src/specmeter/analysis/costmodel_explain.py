@@ -125,14 +125,16 @@ def _sentence(rows: Sequence[Row], now: Row, top: Row) -> str:
         head = f"{now.steps} draft steps are predicted to be the fastest of {rows[0].steps} to {rows[-1].steps}"
     else:
         gain = 100 * (top.gain.point - 1)
-        head = f"{top.steps} draft steps instead of {now.steps}: {gain:+.0f} % ({top.status})"
-    if now.break_even is None:
+        sure = top.status if top.gain.low > 1 else f"{top.status}, within the error of no gain"
+        head = f"{top.steps} draft steps instead of {now.steps}: {gain:+.0f} % ({sure})"
+    if now.break_even is None or now.speedup is None:
         return f"{head}. Without a baseline nobody can say whether speculation pays."
-    word = "pays" if now.tokens.point > now.break_even.point else "does not pay"
-    return (
-        f"{head}. At present speculation {word}: a cycle costs {now.break_even.point:.2f} baseline steps and yields "
-        f"{now.tokens.point:.2f} tokens."
-    )
+    costs = f"a cycle costs {now.break_even.point:.2f} baseline steps and yields {now.tokens.point:.2f} tokens"
+    if now.speedup.low > 1:
+        return f"{head}. At present speculation pays: {costs}."
+    if now.speedup.high < 1:
+        return f"{head}. At present speculation does not pay: {costs}."
+    return f"{head}. Whether speculation pays at present is within the error: {costs}."
 
 
 def _baseline(evidence: Evidence) -> float | None:
