@@ -83,6 +83,7 @@ class Top(App[None]):
         self.frozen = False
         self.note = ""
         self.answer_s = 10.0
+        self._drawn: tuple[object, ...] = ()
         self._rate_hz = rate_hz
         self._shown = shown
 
@@ -106,8 +107,13 @@ class Top(App[None]):
         """Read what is new, and draw what changed."""
         self.watch_.poll()
         self.at = max(0, min(self.at, len(self.servers) - 1))
-        if not self.frozen:
+        state = (time.perf_counter_ns() // 1_000_000_000, self.size, self.note, self.watch_.note, *self._versions())
+        if not self.frozen and state != self._drawn:
+            self._drawn = state
             self._draw()
+
+    def _versions(self) -> list[object]:
+        return [item for id, server in self.servers.items() for item in (id, server.version, server.fault, server.lost)]
 
     def _draw(self) -> None:
         second = time.perf_counter_ns() // 1_000_000_000

@@ -20,7 +20,9 @@ from specmeter.trace.plan import CYCLE, index_plan
 from specmeter.trace.ring import Records, Ring
 
 LOOK_S = 1.0
+# Figures are made up to 4 times a second, and less often the more ranks there are: a fold costs about 1 ms each.
 FOLD_S = 0.25
+_FOLD_RANK = 0.5
 _MOST_PENDING = 200_000
 
 
@@ -44,7 +46,7 @@ class LiveRank:
 
 @dataclass
 class LiveServer:
-    """Reads one link. ``fault`` says why a ring cannot be read, empty when all can."""
+    """Reads one link. ``fault`` says why a ring cannot be read (empty: all can); ``version`` rises with changes."""
 
     link: Link
     histograms: bool = False
@@ -58,6 +60,7 @@ class LiveServer:
         self._sources: dict[Path, _Source] = {}
         self._looked = 0.0
         self._folded = 0.0
+        self.version = 0
         self._fresh = False
 
     @property
@@ -82,7 +85,7 @@ class LiveServer:
         if now - self._looked >= LOOK_S:
             self._looked = now
             self.look()
-        for path, source in list(self._sources.items()):
+        for source in self._sources.values():
             records = source.tail.new()
             if source.tail.lost != source.lost:
                 source.lost = source.tail.lost
@@ -90,19 +93,23 @@ class LiveServer:
             if len(records):
                 source.pending = np.concatenate([source.pending, records])[-_MOST_PENDING:]
                 self._fresh = True
-            if not path.exists() and not len(records):
-                del self._sources[path]
-        if self._fresh and now - self._folded >= FOLD_S:
-            self._fresh, self._folded = False, now
+        if self._fresh and now - self._folded >= self._fold_s():
+            self._fresh, self._folded, self.version = False, now, self.version + 1
             try:
                 self._fold()
             except SpecmeterError as error:
                 self.fault = error.why or error.what
                 self._forget()
 
+    def _fold_s(self) -> float:
+        return FOLD_S * (1 + _FOLD_RANK * max(0, len(self.ranks) - 1))
+
     def look(self) -> None:
         """See which processes and rings there are now."""
-        self.found = processes(self.link)
+        found = processes(self.link)
+        if found != self.found:
+            self.found, self.version = found, self.version + 1
+        self._sources = {path: source for path, source in self._sources.items() if path.exists()}
         for source in self._sources.values():
             source.tail.pass_hole()
         for process in self.found:
