@@ -81,7 +81,8 @@ def sample(steps: int, accepted: list[int]) -> Sample:
     kept = np.array([[sum(a >= j for a in accepted) for j in range(steps + 1)]], float)
     none, nothing, count = np.zeros(1), np.zeros((1, 0)), np.full(1, float(len(accepted)))
     return Sample(
-        f"k={steps}", steps, 1, steps + 1.0, 1.0, ("all",), (), count, none, nothing, nothing, none, none, nothing, kept,
+        f"k={steps}", steps, 1, steps + 1.0, 1.0, ("all",), (),
+        count, none, nothing, nothing, none, none, nothing, kept,
     )  # fmt: skip
 
 
