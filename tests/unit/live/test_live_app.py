@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from specmeter.cli import main
@@ -160,3 +163,27 @@ def test_once_as_json(ring: GrowingRing, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     (server,) = document["result"]["servers"]
     assert document["schema"] == "specmeter/top/1" and server["link"] == "one" and server["ranks"] == []
+
+
+def test_metrics_text_file_of_what_runs(ring: GrowingRing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "specmeter.prom"
+    writer = threading.Timer(0.6, lambda: ring.add(fresh_rows()))
+    writer.start()
+    assert main(["metrics", "--once", "--every", "2", "--textfile", str(out), "--link", "one"]) == 0
+    writer.join()
+    families = {f.name: f for f in text_string_to_metric_families(out.read_text())}
+    counted = {s.name: s.value for s in families["specmeter_cycle_duration_seconds"].samples}
+    assert counted["specmeter_cycle_duration_seconds_count"] == pytest.approx(116, abs=2)
+    assert families["specmeter_break_even_tokens"].samples[0].value == pytest.approx(1.59, abs=0.01)
+    assert out.stat().st_mode & 0o777 == 0o600 and list(out.parent.glob("*.part")) == []
+    assert main(["metrics", "--once", "--every", "0.3", "--textfile", str(tmp_path / "no" / "f")]) == 5
+    assert main(["metrics", "--listen", "127.0.0.1:1", "--once"]) == 2
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(ring: GrowingRing, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 5
+    assert "cannot be listened on" in capsys.readouterr().err
