@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from specmeter.cli import main
+from specmeter.commands import top
 from specmeter.control import remove_link
+from specmeter.errors import SpecmeterError
 from specmeter.live import server as server_module
 from specmeter.live.app import KEYS, Board, Top
 from specmeter.live.view import Shown
@@ -187,3 +190,10 @@ def test_a_port_that_is_taken_is_said(ring: GrowingRing, capsys: pytest.CaptureF
         taken.listen()
         assert main(["metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 5
     assert "cannot be listened on" in capsys.readouterr().err
+
+
+def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "specmeter.live.app", None)
+    with pytest.raises(SpecmeterError) as error:
+        top._app(None, 10, Shown())
+    assert "specmeter[live]" in error.value.next_step and error.value.exit == 5
