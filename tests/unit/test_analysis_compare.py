@@ -124,3 +124,9 @@ def test_drift_within_starts_is_seen() -> None:
     flat, found = drift_in_starts(steady), drift_in_starts(drifting)
     assert flat is not None and flat.p_value > 0.05
     assert found is not None and found.p_value < 1e-3 and found.percent == pytest.approx(-13, abs=2)
+
+
+def test_one_start_a_side_gives_the_plain_ratio_and_no_interval() -> None:
+    document = _document({"base": 50.0, "k=2": 60.0}, 1, 0.0)
+    ratio = document["pairs"][0]["ratio"]
+    assert ratio["point"] == pytest.approx(1.2, rel=0.01) and ratio["high"] is None

@@ -46,7 +46,9 @@ def fit_starts(logs: ArrayLike, ours: ArrayLike, order: ArrayLike) -> Fit:
     """
     y, side, place = (np.asarray(x, float) for x in (logs, ours, order))
     count = y.shape[-1]
-    design = np.stack([np.ones_like(y), side - 0.5, place - place.mean(-1, keepdims=True)], axis=-1)
+    # Three starts or fewer cannot tell a drift from the sides, so the difference is then that of the means.
+    trend = (place - place.mean(-1, keepdims=True)) * (count > 3)
+    design = np.stack([np.ones_like(y), side - 0.5, trend], axis=-1)
     normal = np.swapaxes(design, -1, -2) @ design
     inverse = np.linalg.pinv(normal)
     beta = (inverse @ (np.swapaxes(design, -1, -2) @ y[..., None]))[..., 0]
