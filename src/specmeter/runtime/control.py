@@ -37,9 +37,10 @@ class ControlLine:
         self._handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, unless one still runs (it did not end in time for a fork, or died without a word)."""
         self._pausing = False
-        self._ended.acquire()
+        if not self._ended.acquire(False):
+            return
         _thread.start_new_thread(self._run, ())
 
     def poke(self, line: str) -> None:

@@ -24,15 +24,20 @@ def leave(runtime: Any) -> None:
 
 
 def _before() -> None:
-    for runtime in list(_following):
-        runtime.before_fork()
+    _tell("before_fork")
 
 
 def _after() -> None:
-    for runtime in list(_following):
-        runtime.after_fork()
+    _tell("after_fork")
 
 
 def _child() -> None:
+    _tell("in_child")
+
+
+def _tell(name: str) -> None:
     for runtime in list(_following):
-        runtime.in_child()
+        try:
+            getattr(runtime, name)()
+        except Exception:
+            pass  # the server's fork comes first

@@ -39,7 +39,10 @@ class ImportHook:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find is not None else None
             if spec is not None:
-                self._watch(spec)
+                try:
+                    self._watch(spec)
+                except Exception:
+                    pass  # imported as without us
                 return spec
         return None
 
@@ -52,10 +55,13 @@ class ImportHook:
         def exec_module(module: ModuleType) -> None:
             try:
                 del loader.exec_module  # the loader is left as it was
-            except AttributeError:
+            except Exception:
                 pass
             execute(module)
-            self._imported(module, spec)
+            try:
+                self._imported(module, spec)
+            except Exception:
+                pass  # the module is there, and stays as it is
 
         try:
             loader.exec_module = exec_module
