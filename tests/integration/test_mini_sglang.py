@@ -1,0 +1,81 @@
+"""SGLang's structure in miniature under ``specmeter run``: a spawned scheduler in an endless loop, armed live."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specmeter.control import Link, arm, disarm, find_link, processes
+from specmeter.trace import load_link
+from tests.support.children import until
+
+HERE = Path(__file__).resolve().parents[1] / "support" / "mini_sglang"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package, installed as far as its metadata go, and a runtime directory of its own."""
+    shutil.copytree(HERE / "minisgl", tmp_path / "minisgl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "minisgl-1.2.dist-info").mkdir()
+    (tmp_path / "minisgl-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: minisgl\nVersion: 1.2\n")
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def serve(*before: str) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "minisgl.launch_server"]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    assert line == "up\n", server.stderr and server.stderr.read()
+    return server
+
+
+def request(server: subprocess.Popen[str], cycles: int, batch: int) -> str:
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(f"{cycles} {batch}\n")
+    server.stdin.flush()
+    return server.stdout.readline()
+
+
+def scheduler_of(link: Link) -> bool:
+    return any("minisgl.workers" in process.report["modules"] for process in processes(link))
+
+
+def test_phases_of_a_spawned_scheduler_armed_between_requests(place: Path) -> None:
+    plain = serve()
+    expected = [request(plain, 40, 2) for _ in range(3)]
+    plain.communicate(timeout=20)
+    server = serve(sys.executable, "-m", "specmeter", "run", "--recipe", str(HERE / "minisgl.toml"), "--")
+    try:
+        answers = [request(server, 40, 2)]
+        link = find_link()
+        until(lambda: scheduler_of(link), "the scheduler's report")
+        assert arm(link).silent == ()
+        answers.append(request(server, 40, 2))
+        (scheduler,) = [found for found in processes(link) if found.ring is not None]
+        assert scheduler.report["refused"] == [] and scheduler.report["faults"] == []
+        assert disarm(link).silent == ()
+        answers.append(request(server, 40, 2))
+        assert answers == expected, "the tokens are those of a server without specmeter"
+        trace = load_link(link.path)
+        calls = {name: trace.main.calls[:, i] for i, name in enumerate(trace.index.names)}
+        inner = slice(1, -1)
+        assert {name: int(np.median(found[inner])) for name, found in calls.items()} == {
+            "cycle": 1, "schedule.step": 1, "schedule.output": 1, "draft.forward": 2, "verify.forward": 1,
+            "accept.sample": 1, "extend.forward": 1,
+        }  # fmt: skip
+        assert len(trace.main.cycles.dur_ns) >= 38
+    finally:
+        out, err = server.communicate(timeout=20)
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+    assert (server.returncode, out) == (0, ""), err
