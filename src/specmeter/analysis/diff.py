@@ -27,6 +27,7 @@ from specmeter.trace.rundir import Run
 SCHEMA = "specmeter/diff/1"
 FEWEST_STARTS = 3
 START_EFFECT = 0.06
+_ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
@@ -113,7 +114,9 @@ def _row(
     if difference.low == -math.inf:
         word = "unclear"
     else:
-        word = "more" if difference.low > 0 else "less" if difference.high < 0 else "no difference seen"
+        word = (
+            "more" if difference.low > _ROUNDING else "less" if difference.high < -_ROUNDING else "no difference seen"
+        )
     return {
         "name": name,
         f"a_{key}": means[0],
