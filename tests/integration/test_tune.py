@@ -61,6 +61,12 @@ def test_a_server_that_never_starts_is_an_error(tmp_path: Path) -> None:
     assert "feasible" in done.stderr or "not start" in done.stderr
 
 
+def test_a_trial_that_hangs_is_killed_and_told(tmp_path: Path) -> None:
+    words = ["tune", *SMALL, "--trial-timeout", "0.3", "--trials", "1", "--out", "run"]
+    done = _run(*words, cwd=tmp_path, code=4)
+    assert "it hung: not done after 0.3 s" in done.stderr and "feasible" in done.stderr
+
+
 def test_interrupted_twice_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text('[space]\nsteps = [1]\n[space.env]\nUNUSED_KNOB = ["default", "1"]\n')
     words = ["tune", "--space", "space.toml", "--confirm", "0", *SMALL]

@@ -199,7 +199,7 @@ class _Collected:
 
 def _cause(error: SpecmeterError, timed_out: float | None) -> str:
     if timed_out is not None:
-        return f"it hung: not done after {timed_out:.0f} s"
+        return f"it hung: not done after {timed_out:g} s"
     lines = [line.strip() for line in (error.why or error.what).splitlines() if line.strip()]
     return f"{error.what} {lines[0]}"[:300] if lines else error.what[:300]
 
