@@ -10,7 +10,7 @@ setup: .venv/installed  ## Make .venv with everything that development needs
 
 .venv/installed: pyproject.toml
 	python3 -m venv .venv
-	.venv/bin/pip install -q -e '.[engine,data,live,metrics,perfetto,dev]'
+	.venv/bin/pip install -q -e '.[engine,data,html,live,metrics,perfetto,dev]'
 	touch $@
 
 format: setup  ## Format the code
