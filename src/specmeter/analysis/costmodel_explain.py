@@ -7,8 +7,9 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.costmodel import VERIFY_SLACK, fit
+from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Evidence, Row, best, curve, recorded_acceptance
-from specmeter.analysis.costmodel_data import Sample, samples_of
+from specmeter.analysis.costmodel_data import STALL, Sample, samples_of
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
@@ -89,9 +90,18 @@ def _saved_baseline(runs: Sequence[Run]) -> Interval | None:
 
 
 def explain(
-    evidence: Evidence, steps: Sequence[int], questions: Sequence[str], commands: Commands, facts: Mapping[str, Any]
+    evidence: Evidence,
+    steps: Sequence[int],
+    questions: Sequence[str],
+    commands: Commands,
+    facts: Mapping[str, Any],
+    shape: Shape | None = None,
+    context: float = 0.0,
 ) -> dict[str, Any]:
-    """The whole document; ``facts`` (engine, runs, ...) go in as they are."""
+    """The whole document; ``facts`` (engine, runs, ...) go in as they are.
+
+    ``shape`` is the target's, for what a verify forward reads with ``context`` tokens of cache.
+    """
     rows = curve(evidence, steps)
     model = fit(evidence.samples, evidence.experts)
     now = next(row for row in rows if row.steps == evidence.now)
@@ -111,7 +121,7 @@ def explain(
         "samples": [_sample(s) for s in evidence.samples],
         "acceptance_conditional": list(recorded_acceptance(evidence)),
         "curve": [row_json(row) for row in rows],
-        "verify": _verify(evidence, [row.steps for row in rows]),
+        "verify": _verify(evidence, [row.steps for row in rows], shape, context),
         "what_if": [_answer(answer) for answer in answers],
         "actions": [_action(action) for action in actions(evidence, rows, commands)],
         "assumptions": [*ASSUMPTIONS, *_notes(evidence)],
@@ -154,6 +164,9 @@ def _notes(evidence: Evidence) -> list[str]:
         )
     if any(s.topk > 1 for s in evidence.samples):
         notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")
+    stalled = sum(s.stalled for s in evidence.samples)
+    if stalled:
+        notes.append(f"{stalled} cycles longer than {STALL:g} times their median are left out: stalls of the machine")
     if not any(s.accepts for s in evidence.chains):
         notes.append("acceptance by position comes from the saved analysis, without an interval of its own")
     if evidence.experts is not None:
@@ -165,7 +178,7 @@ def _notes(evidence: Evidence) -> list[str]:
 def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "setting": sample.setting, "steps": sample.steps, "topk": sample.topk, "width": sample.width,
-        "batch": sample.batch, "cycles": sample.cycles, "prompts": len(sample.units),
+        "batch": sample.batch, "cycles": sample.cycles, "stalled": sample.stalled, "prompts": len(sample.units),
         "cycle_ms": float(sample.cycle_ms.sum()) / sample.cycles,
     }  # fmt: skip
 
@@ -193,7 +206,7 @@ def _pays(row: Row) -> bool | None:
     return row.more_tokens * row.cycle_ms.point > row.more_ms * row.tokens.point
 
 
-def _verify(evidence: Evidence, steps: Sequence[int]) -> list[dict[str, Any]]:
+def _verify(evidence: Evidence, steps: Sequence[int], shape: Shape | None, context: float) -> list[dict[str, Any]]:
     model = fit(evidence.samples, evidence.experts)
     out = []
     for k in steps:
@@ -201,8 +214,17 @@ def _verify(evidence: Evidence, steps: Sequence[int]) -> list[dict[str, Any]]:
         experts = None
         if evidence.experts is not None:
             experts = distinct_experts(evidence.experts, (k + 1) * model.batch)
+        read = None
+        if shape is not None:
+            one, wide = (forward_bytes(shape, n, context, model.batch) for n in (1, k + 1))
+            read = {
+                "weights": wide.weights,
+                "experts": wide.experts,
+                "kv": wide.kv,
+                "over_one_token": wide.total / one.total,
+            }
         out.append({"steps": k, "width": k + 1, "once_ms": parts["once"], "width_ms": parts["width"],
-                    "distinct_experts": experts})  # fmt: skip
+                    "distinct_experts": experts, "read_bytes": read})  # fmt: skip
     return out
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.analysis.costmodel_bytes import read_shape
 from specmeter.analysis.costmodel_explain import evidence_of, explain
 from specmeter.analysis.costmodel_figures import read_figures
 from specmeter.analysis.costmodel_reported import explain_figures
@@ -30,6 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", type=int, metavar="K", help="the draft steps that run at present")
     parser.add_argument("--upto", type=int, metavar="K", help="predict 1 to K draft steps (default: a little beyond)")
     parser.add_argument("--experts", metavar="TOTAL/EACH", help="a mixture of experts, as 128/8 (default: dense)")
+    parser.add_argument("--shape", type=Path, metavar="CONFIG", help="the target's config.json: what a forward reads")
     parser.add_argument("--acceptance", metavar="LIST", help="shares kept by position, where the run recorded none")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="explain published figures in a TOML file instead")
     live = parser.add_argument_group("a running server, with --live")
@@ -73,16 +75,16 @@ def _figures(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     """Print what the runs explain, as text or JSON."""
-    evidence = evidence_of(
-        runs, args.now, Experts.parse(args.experts) if args.experts else None, shares(args.acceptance)
-    )
+    shape = read_shape(args.shape) if args.shape else None
+    experts = Experts.parse(args.experts) if args.experts else (shape.experts if shape else None)
+    evidence = evidence_of(runs, args.now, experts, shares(args.acceptance))
     known = max(s.steps for s in evidence.chains)
     most = args.upto if args.upto is not None else min(MOST_STEPS, max(known, evidence.now) + 2)
     if not 1 <= most <= MOST_STEPS:
         raise SpecmeterError(f"--upto is {most}.", f"It must lie in 1..{MOST_STEPS}.")
     commands = commands_for(runs[0])
     facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
-    document = explain(evidence, range(1, most + 1), args.what_if, commands, facts)
+    document = explain(evidence, range(1, most + 1), args.what_if, commands, facts, shape, context_of(runs))
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
     if args.json:
         print_document("explain", document, warnings)
@@ -90,6 +92,15 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     print_analysis(document)
     for warning in warnings:
         print(f"note: {warning}")
+
+
+def context_of(runs: Sequence[Run]) -> float:
+    """Mean tokens of cache while decoding: the prompt and half of the answer; 0 where the runs have no requests."""
+    found = [run.requests for run in runs]
+    lengths = [
+        float((r["prompt_tokens"] + r["output_tokens"] / 2).mean()) for r in found if r and len(r["prompt_tokens"])
+    ]
+    return sum(lengths) / len(lengths) if lengths else 0.0
 
 
 def print_document(command: str, document: dict[str, Any], warnings: Sequence[str]) -> None:

@@ -101,11 +101,20 @@ def _verify(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]
     yield heading("Verify by width")
     experts = rows[0]["distinct_experts"] is not None
     columns = ["tokens", "as one token ms", "for its width ms"] if width >= NARROW else ["tokens", "one ms", "width ms"]
-    table = make_table([*columns, *(["distinct experts" if width >= NARROW else "experts"] if experts else [])])
+    columns += ["distinct experts" if width >= NARROW else "experts"] if experts else []
+    read = rows[0]["read_bytes"] is not None and width >= MIDDLE
+    table = make_table([*columns, *(["reads: weights", "experts", "KV, MB", "x one token"] if read else [])])
     for row in rows:
         cells = [str(row["width"]), number(row["once_ms"], 2), number(row["width_ms"], 2)]
-        table.add_row(*cells, *([number(row["distinct_experts"], 1)] if experts else []))
+        cells += [number(row["distinct_experts"], 1)] if experts else []
+        if read:
+            parts = row["read_bytes"]
+            cells += [number(parts[name] / 1e6, 1) for name in ("weights", "experts", "kv")]
+            cells.append(number(parts["over_one_token"], 3))
+        table.add_row(*cells)
     yield table
+    if read:
+        yield remark("Bound by memory, a forward would take as many times that of one token as it reads.")
 
 
 def _answer(answer: Mapping[str, Any]) -> Iterator[RenderableType]:

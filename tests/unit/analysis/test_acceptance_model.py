@@ -1,11 +1,15 @@
-"""Expected accept length from acceptance by position; distinct experts."""
+"""Expected accept length from acceptance by position; distinct experts; what a forward reads."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specmeter.analysis.acceptance_model import conditional_acceptance, conditional_from_lengths, expected_length
+from specmeter.analysis.costmodel_bytes import forward_bytes, read_shape
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.errors import SpecmeterError
 
@@ -68,3 +72,44 @@ def test_distinct_experts_against_a_draw() -> None:
 def test_experts_that_make_no_sense(words: str) -> None:
     with pytest.raises(SpecmeterError):
         Experts.parse(words)
+
+
+LLAMA_8B = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def shape_of(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA_8B, **changes}))
+    return path
+
+
+def test_a_dense_model_reads_its_weights_once(tmp_path: Path) -> None:
+    shape = read_shape(shape_of(tmp_path))
+    one, six = (forward_bytes(shape, n, context=1000) for n in (1, 6))
+    # Llama-3.1-8B has 8.03e9 parameters, 0.525e9 of them the embedding, of which a forward reads a few rows.
+    assert one.weights == pytest.approx(2 * (8.03e9 - 0.525e9), rel=0.001)
+    assert one.kv == 2 * 32 * 8 * 128 * 1000 * 2 and six.total == one.total
+    assert forward_bytes(shape, 1, context=1000, batch=3).kv == 3 * one.kv
+
+
+def test_a_mixture_reads_more_experts_for_more_tokens(tmp_path: Path) -> None:
+    # Qwen3-30B-A3B: 30.5e9 parameters, 3.3e9 of them active for a token.
+    path = shape_of(
+        tmp_path, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+        intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, vocab_size=151936,
+    )  # fmt: skip
+    shape = read_shape(path.parent)
+    one, many = forward_bytes(shape, 1, 0), forward_bytes(shape, 100_000, 0)
+    embedding = 151936 * 2048
+    assert (one.total / 2 + embedding) == pytest.approx(3.35e9, rel=0.02)
+    assert (many.total / 2 + embedding) == pytest.approx(30.5e9, rel=0.01)
+    assert forward_bytes(shape, 4, 0).experts == pytest.approx(one.experts * 29.1 / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(("changes", "said"), [({"kv_lora_rank": 512}, "MLA"), ({"hidden_size": None}, "lacks")])
+def test_a_shape_that_is_not_counted(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecmeterError, match=said):
+        read_shape(shape_of(tmp_path, **changes))

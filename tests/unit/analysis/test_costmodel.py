@@ -13,8 +13,10 @@ from specmeter.analysis.costmodel_curve import Assumed, Evidence, best, curve
 from specmeter.analysis.costmodel_data import samples_of
 from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.moe import Experts
+from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import load
+from specmeter.trace.tables import read_table, write_table
 from tests.support.cost_runs import Law, write_run
 
 POSITIONS = {
@@ -207,3 +209,19 @@ def test_collectives_belong_to_the_phase_that_encloses_them() -> None:
         "verify.forward", "verify.all_reduce", "draft.forward", "draft.all_gather", "wait.all_reduce", "wait.rpc",
     ]  # fmt: skip
     assert list(found["step"]) == [0, 0, 2, 2, 0, 0]
+
+
+def test_stalls_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Seen on a busy machine: 11 of 140 cycles took 65 times the median, and a mean of them tripled the setting's cost.
+    law, path = Law(), write_run(tmp_path / "run", Law(), [0, 2, 5])
+    cycles = read_table(path, "cycles")
+    hit = np.flatnonzero((cycles["setting"] == "k=5") & (cycles["dropped"] == ""))[:10]
+    cycles["dur_ns"] = cycles["dur_ns"].copy()
+    cycles["dur_ns"][hit] *= 65
+    write_table(path, "cycles", cycles)
+    found = evidence_of([load(path)], now=5)
+    rows = {row.steps: row for row in curve(found, range(1, 6))}
+    assert rows[5].cycle_ms.point == pytest.approx(law.cycle_ms(5), rel=0.01)
+    assert next(s.stalled for s in found.samples if s.steps == 5) == 10
+    assert main(["explain", str(path)]) == 0
+    assert "10 cycles longer than 5 times their median" in " ".join(capsys.readouterr().out.split())
