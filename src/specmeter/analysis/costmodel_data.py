@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,8 +228,8 @@ def _merged(group: Sequence[Sample]) -> Sample:
             np.add.at(out, [place[unit] for unit in sample.units], array)
         return out
 
-    sums = ("count", "cycle_ms", "once_ms", "loop_ms", "tokens", "tokens_sq", "tokens_once", "kept")
-    return Sample(
-        first.setting, first.steps, first.topk, first.width, first.batch, units, first.names,
-        *(joined(name) for name in sums), stalled=sum(sample.stalled for sample in group),
+    return replace(
+        first, units=units, count=joined("count"), cycle_ms=joined("cycle_ms"), once_ms=joined("once_ms"),
+        loop_ms=joined("loop_ms"), tokens=joined("tokens"), tokens_sq=joined("tokens_sq"),
+        tokens_once=joined("tokens_once"), kept=joined("kept"), stalled=sum(sample.stalled for sample in group),
     )  # fmt: skip
