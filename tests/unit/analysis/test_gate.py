@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specmeter.analysis.gate import judge, passed
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import load
+from specmeter.trace.tables import read_table, write_table
 from tests.support.cost_runs import Law, write_run
 
 LAW = Law()
@@ -113,3 +115,13 @@ def test_no_shared_setting(tmp_path: Path) -> None:
 
 def test_no_run_directory(tmp_path: Path) -> None:
     assert main(["gate", str(tmp_path), "--against", str(tmp_path)]) == 2
+
+
+def test_a_stall_of_the_machine_is_no_dearer_cycle(tmp_path: Path) -> None:
+    paths = runs(tmp_path, Law())
+    cycles = read_table(paths[0], "cycles")
+    cycles["dur_ns"] = cycles["dur_ns"].copy()
+    # A tenth of the setting's cycles, in every prompt.
+    cycles["dur_ns"][np.flatnonzero(cycles["setting"] == "k=3")[5::10]] *= 65
+    write_table(paths[0], "cycles", cycles)
+    assert words(paths)["cycle"] == "not worse" and words(paths)["break_even"] == "not worse"
