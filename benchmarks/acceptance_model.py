@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 import specmeter.eagle
-from specmeter.analysis.costmodel_curve import Assumed, Evidence, Lengths
+from specmeter.analysis.acceptance_lengths import Lengths
 from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.costmodel_evidence import Assumed, Evidence
 from specmeter.bench.prompts import load_prompts
 
 STEPS = (6, 4, 2, 1, 3, 5)

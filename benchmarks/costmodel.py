@@ -23,8 +23,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from specmeter.analysis.costmodel_curve import Evidence, Row, curve
+from specmeter.analysis.costmodel_curve import Row, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
+from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.trace.rundir import load
 
 QUANTITIES = ("cycle", "accept length", "tok/s")

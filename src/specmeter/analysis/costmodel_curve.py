@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from specmeter.analysis.acceptance_model import Length, conditional_acceptance, expected_length
+from specmeter.analysis.acceptance_lengths import Lengths
+from specmeter.analysis.acceptance_model import Length
 from specmeter.analysis.costmodel import Cost, CostModel, fit, unit_weights
-from specmeter.analysis.costmodel_data import Floats, Sample
-from specmeter.analysis.moe import Experts
+from specmeter.analysis.costmodel_data import Floats
+from specmeter.analysis.costmodel_evidence import Assumed, Evidence
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.student import t_quantile
 from specmeter.errors import SpecmeterError
@@ -19,44 +20,6 @@ from specmeter.errors import SpecmeterError
 DRAWS = 200
 LEVEL = 0.95
 METHOD = "bootstrap over prompts with Student's t, and the model's slack added"
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """What a what-if changes: ``factors`` of points or phases (0: gone), ``acceptance`` by position instead of the
-    recorded one, ``length`` an accept length (tokens) at the present steps, and ``batch``."""
-
-    factors: Mapping[str, float] = field(default_factory=dict)
-    acceptance: tuple[float, ...] | None = None
-    length: float | None = None
-    batch: float | None = None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
-    acceptance by position where the cycles hold none, and the steps that run at present."""
-
-    samples: tuple[Sample, ...]
-    now: int
-    experts: Experts | None = None
-    baseline_ms: Interval | None = None
-    acceptance: tuple[float, ...] | None = None
-
-    @property
-    def chains(self) -> list[Sample]:
-        """Samples of chains."""
-        return [s for s in self.samples if s.steps > 0 and s.topk == 1]
-
-    @property
-    def batch(self) -> float:
-        """The batch that most cycles of chains had; everything is said for it unless another is asked."""
-        return max(self.chains, key=lambda s: s.cycles).batch
-
-    def plain(self, batch: float | None = None) -> Sample | None:
-        """The baseline's cycles at ``batch`` (None: the usual one), if there are any."""
-        wanted = round(self.batch if batch is None else batch)
-        return next((s for s in self.samples if s.steps == 0 and round(s.batch) == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -91,6 +54,13 @@ class _Point:
     @property
     def rate(self) -> float:
         return 1000 * self.length.tokens / self.cost.ms
+
+    @property
+    def beyond(self) -> tuple[float, float, float]:
+        """What is not in the bootstrap, as changes of logarithms: the cycle's slack, accept length down and up."""
+        slack = math.log1p(self.slack_ms / self.cost.ms) if self.cost.ms else 0.0
+        length = self.length
+        return slack, math.log(length.tokens / length.low), math.log(length.high / length.tokens)
 
 
 def curve(evidence: Evidence, steps: Sequence[int], assumed: Assumed | None = None, seed: int = 0) -> tuple[Row, ...]:
@@ -175,80 +145,6 @@ def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapp
     return measured / modelled
 
 
-class Lengths:
-    """Accept lengths at any step count.
-
-    Every shorter chain follows from the longest; where shorter ones were measured too, what they differ by (cycles then
-    begin at other places of the text) is carried over to the step counts between, in a straight line.
-    """
-
-    def __init__(self, evidence: Evidence, weights: Mapping[str, float] | None, change: Assumed) -> None:
-        measured = self._measured(evidence, weights)
-        longest = max(measured, default=0)
-        if longest:
-            self.rates = conditional_acceptance(measured[longest])
-        elif evidence.acceptance:
-            self.rates = np.asarray(evidence.acceptance)
-        elif change.acceptance:
-            self.rates = np.asarray(change.acceptance)
-        else:
-            raise SpecmeterError(
-                "No acceptance was recorded in this run.",
-                "The accepted counts of its cycles were not read, so that no accept length can be predicted.",
-                "Profile again with a recipe that reads them, or give them: --acceptance 0.7,0.5,0.4",
-            )
-        own = {k: 1 + float(kept[1:].sum() / kept[0]) for k, kept in measured.items()}
-        self._offsets = [(0.0, 0.0), *((float(k), own[k] - self._plain(k).tokens) for k in sorted(own))]
-        if change.acceptance:
-            self.rates, self._offsets = np.asarray(change.acceptance), [(0.0, 0.0)]
-        if change.length is not None:
-            self._bend(evidence.now, change.length)
-
-    @staticmethod
-    def _measured(evidence: Evidence, weights: Mapping[str, float] | None) -> dict[int, Floats]:
-        found: dict[int, Floats] = {}
-        for s in evidence.chains:
-            kept = unit_weights(s, weights) @ s.kept
-            if kept[0] > 0:
-                found[s.steps] = found.get(s.steps, np.zeros(s.steps + 1)) + kept
-        return found
-
-    def _plain(self, steps: int) -> Length:
-        return expected_length(self.rates, steps)
-
-    def at(self, steps: int) -> Length:
-        """The accept length of a chain of ``steps``."""
-        found = self._plain(steps)
-        off = float(np.interp(steps, [k for k, _ in self._offsets], [v for _, v in self._offsets]))
-        floor = 1.0
-        return Length(
-            max(floor, found.tokens + off), max(floor, found.low + off), max(floor, found.high + off),
-            found.extrapolated,
-        )  # fmt: skip
-
-    def _bend(self, now: int, length: float) -> None:
-        """All rates to one power, so that the present chain has ``length``: the shape over positions is kept."""
-        self._offsets = [(0.0, 0.0)]
-        if not 1 <= length < now + 1:
-            raise SpecmeterError(
-                f"An accept length of {length} cannot be had with {now} draft steps.",
-                f"It lies between 1 and {now + 1}: the drafts and the target's own token.",
-            )
-        rates, low, high = np.clip(self.rates, 1e-6, 1 - 1e-6), 0.0, 60.0
-        for _ in range(80):
-            power = (low + high) / 2
-            if expected_length(rates**power, now).tokens > length:
-                low = power
-            else:
-                high = power
-        self.rates = rates**power
-
-
-def recorded_acceptance(evidence: Evidence) -> tuple[float, ...]:
-    """Acceptance by position of the longest chain recorded: c1, c2, ... as shares of those that kept the one before."""
-    return tuple(float(c) for c in Lengths(evidence, None, Assumed()).rates)
-
-
 def _logs(point: _Point, present: float) -> tuple[float, ...]:
     base = point.base or 1.0
     ms, rate = point.cost.ms, point.rate
@@ -265,9 +161,7 @@ def _row(
     before: _Point | None,
     assumed: Assumed | None,
 ) -> Row:
-    slack = math.log1p(point.slack_ms / point.cost.ms) if point.cost.ms else 0.0
-    down = math.log(point.length.tokens / point.length.low)
-    up = math.log(point.length.high / point.length.tokens)
+    slack, down, up = point.beyond
     if len(draws) >= DRAWS // 2:
         se = draws.std(axis=0, ddof=1) * math.sqrt(units / (units - 1))
         half = se * t_quantile(0.5 + LEVEL / 2, units - 1)

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specmeter import __version__
+from specmeter.analysis.acceptance_lengths import recorded_acceptance
 from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
-from specmeter.analysis.costmodel_curve import Evidence, Row, best, curve, recorded_acceptance
+from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import STALL, Sample, samples_of
+from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask

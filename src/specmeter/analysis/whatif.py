@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specmeter.analysis.costmodel_collectives import COLLECTIVE
-from specmeter.analysis.costmodel_curve import Assumed, Evidence, Row, best, curve
+from specmeter.analysis.costmodel_curve import Row, best, curve
+from specmeter.analysis.costmodel_evidence import Assumed, Evidence
 from specmeter.errors import SpecmeterError
 
 _NAME = r"(?P<name>[a-z_]+(?:\.[a-z_]+)?)"

@@ -9,10 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from specmeter.analysis.acceptance_lengths import recorded_acceptance
 from specmeter.analysis.costmodel import fit, unit_weights
 from specmeter.analysis.costmodel_collectives import COLLECTIVE
-from specmeter.analysis.costmodel_curve import DRAWS, LEVEL, Assumed, Evidence, Row, best, curve, recorded_acceptance
+from specmeter.analysis.costmodel_curve import DRAWS, LEVEL, Row, best, curve
 from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.costmodel_evidence import Assumed, Evidence
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.student import t_quantile
 

@@ -9,8 +9,9 @@ import pytest
 
 from specmeter.analysis.costmodel import Knots, fit
 from specmeter.analysis.costmodel_collectives import by_issuer
-from specmeter.analysis.costmodel_curve import Assumed, Evidence, best, curve
+from specmeter.analysis.costmodel_curve import best, curve
 from specmeter.analysis.costmodel_data import samples_of
+from specmeter.analysis.costmodel_evidence import Assumed, Evidence
 from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.moe import Experts
 from specmeter.cli import main

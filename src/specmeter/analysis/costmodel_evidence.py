@@ -1,0 +1,48 @@
+"""What the cost model stands on, and what a what-if changes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.moe import Experts
+from specmeter.analysis.stats import Interval
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a what-if changes: ``factors`` of points or phases (0: gone), ``acceptance`` by position instead of the
+    recorded one, ``length`` an accept length (tokens) at the present steps, and ``batch``."""
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    acceptance: tuple[float, ...] | None = None
+    length: float | None = None
+    batch: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
+    acceptance by position where the cycles hold none, and the steps that run at present."""
+
+    samples: tuple[Sample, ...]
+    now: int
+    experts: Experts | None = None
+    baseline_ms: Interval | None = None
+    acceptance: tuple[float, ...] | None = None
+
+    @property
+    def chains(self) -> list[Sample]:
+        """Samples of chains."""
+        return [s for s in self.samples if s.steps > 0 and s.topk == 1]
+
+    @property
+    def batch(self) -> float:
+        """The batch that most cycles of chains had; everything is said for it unless another is asked."""
+        return max(self.chains, key=lambda s: s.cycles).batch
+
+    def plain(self, batch: float | None = None) -> Sample | None:
+        """The baseline's cycles at ``batch`` (None: the usual one), if there are any."""
+        wanted = round(self.batch if batch is None else batch)
+        return next((s for s in self.samples if s.steps == 0 and round(s.batch) == wanted), None)
