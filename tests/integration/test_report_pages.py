@@ -154,7 +154,7 @@ def test_every_part_is_there(chromium: Any, made: Path) -> None:
     lanes = {re.search(r", (rank \d)", name).group(1) for name in labels(page, "median: cycle")}  # type: ignore[union-attr]
     assert lanes == {"rank 0", "rank 1"}
     wrong = [name for name in labels(page, "Layers and taps") if "not what the head" in name]
-    assert wrong == ["sglang 0.5: H[0] fed, but not what the head was trained on"]
+    assert wrong == ["sglang 0.5, runner 2: H[0] fed, but not what the head was trained on"]
     whole = page.content()
     assert "sekrit" not in whole and "--api-key" in page.locator("pre").first.inner_text()
 

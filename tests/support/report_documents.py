@@ -125,7 +125,7 @@ def check_result() -> dict[str, Any]:
         "head": {"kind": "eagle3", "states": 3, "hidden_size": 64},
         "trained": {"states": [3, 31, 59], "certain": True, "reason": "its config says so"},
         "feeds": [{"engine": "sglang", "engine_version": "0.5", "states": [0, 31, 59], "refusal": None,
-                   "key_read": "ids"}],
+                   "key_read": "ids", "reader": "runner 2"}],
         "findings": [{"id": "fed-embedding", "severity": "error", "what": "The head is fed the embedding output.",
                       "cause": "an id of 0", "cure": "write 3", "where": "config.json"}],
         "errors": 1,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specmeter.reporters.check_view import check_sentence, states
-from specmeter.reporters.html.charts import axis, draw, label
+from specmeter.reporters.html.charts import WIDTH, axis, draw, label
 from specmeter.reporters.html.markup import Section, beside, figure, paragraph, table
 
 Document = Mapping[str, Any]
@@ -24,7 +24,7 @@ def wiring_sections(document: Document) -> list[Section]:
     chart = figure(wiring_chart(document), "Layers and taps", note)
     rows = [
         (
-            f"{feed['engine']} {feed['engine_version'] or ''}",
+            reader_name(feed),
             f"cannot start: {feed['refusal']}" if feed["refusal"] else states(feed["states"]),
             feed["key_read"] or "no ids: default layers",
         )
@@ -38,12 +38,18 @@ def wiring_sections(document: Document) -> list[Section]:
     return [section]
 
 
+def reader_name(feed: Document) -> str:
+    """Engine, release and, where a release has several, the reader: ``vllm 0.33.0, model runner V2``."""
+    name = f"{feed['engine']} {feed['engine_version'] or ''}".strip()
+    return f"{name}, {feed['reader']}" if feed.get("reader") else name
+
+
 def wiring_chart(document: Document) -> str:
     """Dots for fed states over a ladder of all states of the target."""
     trained = document["trained"]["states"]
     readers: list[tuple[str, list[int] | None]] = [("trained on", trained)]
     for feed in document["feeds"][:MOST_FEEDS]:
-        readers.append((f"{feed['engine']} {feed['engine_version'] or ''}".strip(), feed["states"]))
+        readers.append((reader_name(feed), feed["states"]))
     layers = int(document["target_layers"])
     if not 0 < layers <= MOST_LAYERS:
         raise ValueError(f"{layers} layers")
@@ -62,7 +68,13 @@ def wiring_chart(document: Document) -> str:
         "legend": {},
         "scale": {"domain": ["fed", "wrong", "not fed"], "range": ["var(--s0)", "var(--bad)", "var(--line)"]},
     }  # fmt: skip
-    x = {"field": "reader", "type": "nominal", "sort": None, "axis": axis(None, labelAngle=0, orient="top")}
+    room = WIDTH / len(readers) - 8
+    x = {
+        "field": "reader",
+        "type": "nominal",
+        "sort": None,
+        "axis": axis(None, labelAngle=0, labelLimit=room, labelExpr="split(datum.label, ', ')"),
+    }
     y = {"field": "state", "type": "quantitative", "scale": {"domain": [-0.5, layers + 0.5], "nice": False},
          "axis": axis("H[k]", grid=False)}  # fmt: skip
     dots = {"type": "point", "filled": True, "opacity": 1}
