@@ -77,19 +77,28 @@ class Search:
             )
 
     def logs(self) -> dict[str, list[float]]:
-        """Candidate key -> one mean log rate a start, of feasible candidates whose race was not cut off."""
+        """Candidate key -> one mean log rate a start, of feasible candidates.
+
+        Those that lost a race within one start are left out; a start of its own that was cut short has a mean like any
+        other, of fewer blocks, and steadies the curve over chain length.
+        """
         found: dict[str, list[float]] = {}
         for o in self.observations:
-            if o.mean is not None and not o.stopped:
+            if o.mean is not None and not (o.stopped and self.runner.together):
                 found.setdefault(o.candidate.key, []).append(o.mean)
         return found
 
     def best(self, speculative: bool | None = None) -> Candidate | None:
         """The candidate of the highest mean: of all, or with (True) or without (False) speculation."""
         known = {o.candidate.key: o.candidate for o in self.observations}
-        logs = self._smoothed() if not self.runner.together else self._in_one_measure()
-        fits = [k for k in logs if speculative is None or bool(known[k].setting.steps) == speculative]
-        return known[max(fits, key=lambda k: logs[k])] if fits else None
+        kept = self._smoothed() if not self.runner.together else self._in_one_measure()
+        # Where every one of a kind lost its race, the least slow of them is still its best.
+        lost = {o.candidate.key: o.mean for o in self.observations if o.mean is not None}
+        for logs in (kept, lost):
+            fits = [k for k in logs if speculative is None or bool(known[k].setting.steps) == speculative]
+            if fits:
+                return known[max(fits, key=lambda k: logs[k])]
+        return None
 
     def _smoothed(self) -> dict[str, float]:
         """Mean log rate by key, chains of the same knobs drawn towards their common curve over length."""
@@ -208,7 +217,10 @@ class Search:
         """A lone candidate is cut short once it lies four start deviations behind the best so far."""
         best = max(self._in_one_measure().values(), default=None)
         out = set()
+        plain = {o.key for o in self._racing if not o.setting.steps}
         for key, values in logs.items():
+            if key in plain:
+                continue  # the baseline is never cut short: every ratio is to it
             mean = sum(values) / len(values) if values else None
             if best is not None and mean is not None and mean < best - 4 * START_SD * 2**0.5:
                 out.add(key)

@@ -171,7 +171,7 @@ def test_neighbours_steady_a_choice_from_few_starts(tmp_path: Path) -> None:
         return sum(0.8**i for i in range(k + 1)) / (1 + 0.04 * k)
 
     regrets: dict[bool, list[float]] = {True: [], False: []}
-    for seed in range(20):
+    for seed in range(40):
         runner = KnownRunner(lambda c: 50 * gain(c.setting.steps), together=False, seed=seed, start_sd=0.03)
         # Hundreds of starts: the same journal without the disk's waits.
         with Journal(tmp_path / str(seed), {"a": "b"}) as journal:
@@ -185,7 +185,7 @@ def test_neighbours_steady_a_choice_from_few_starts(tmp_path: Path) -> None:
         assert best is not None
         for smooth, k in ((True, best.setting.steps), (False, max(raw, key=lambda k: raw[k]))):
             regrets[smooth].append(1 - gain(k) / max(gain(n) for n in range(7)))
-    assert np.mean(regrets[True]) < 0.5 * np.mean(regrets[False])
+    assert np.mean(regrets[True]) < 0.7 * np.mean(regrets[False])
     assert np.mean(np.array(regrets[True]) > 0.02) < 0.1
 
 
@@ -194,3 +194,18 @@ def test_smoothing_leaves_well_known_and_few_lengths_alone() -> None:
     assert smoothed(few, 0.03) == {k: mean for k, (mean, _) in few.items()}
     odd = {1: (1.0, 10**6), 2: (1.3, 10**6), 3: (1.0, 10**6), 4: (1.2, 10**6)}
     assert all(value == pytest.approx(odd[k][0], abs=1e-3) for k, value in smoothed(odd, 0.03).items())
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("baseline", [20.0, 200.0])
+def test_both_sides_of_the_proof_are_known_however_far_apart_they_lie(
+    tmp_path: Path, together: bool, baseline: float
+) -> None:
+    def speed(candidate: Candidate) -> float:
+        return baseline if not candidate.setting.steps else CURVE[candidate.setting.steps]
+
+    search = _search(tmp_path, KnownRunner(speed, together, block_sd=0.001))
+    plain, speculative, best = search.best(False), search.best(True), search.best()
+    assert plain is not None and speculative is not None and best is not None
+    assert bool(best.setting.steps) == (baseline < 50) and speculative.setting.steps in (2, 4)
+    assert not any(o.stopped for o in search.observations if not o.candidate.setting.steps)
