@@ -32,14 +32,14 @@ Rows = list[tuple[int, ...]]
 
 
 def cycle(start: int, length: int, drafted: int, accepted: int, stretch: float = 1.0) -> Rows:
-    """One cycle of ``length`` ns: a span with verify (60 %) inside, draft steps (10 % each), accept (10 %)."""
+    """One cycle of ``length`` ns: a span with verify (60 %) inside, 10 % a draft step, accept (10 %), 97 % in all."""
     verify = round(length * 0.6 * stretch)
     rows: Rows = [(start + 1, start + verify, 0, 2, SPAN, 0, 0), (start, start + verify + 5, 0, 5, SPAN, 0, 0)]
     at = start + verify + 5
     for _ in range(drafted - 1):
         rows.append((at, at + length // 10, 0, 3, SPAN, 0, 0))
         at += length // 10
-    end = at + length // 10 + 100
+    end = start + length * 97 // 100 + verify - round(length * 0.6)
     rows += [(at, at + length // 10, 0, 4, SPAN, 0, 0), (start, end, 0, 1, SPAN, 0, 0)]
     return rows + [(v, end, 0, 6 + i, VALUE, 0, 0) for i, v in enumerate((drafted, accepted, drafted))]
 
