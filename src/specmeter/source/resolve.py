@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import os
 import sys
 from dataclasses import asdict
 from importlib.util import MAGIC_NUMBER
@@ -185,7 +187,9 @@ def _compile(points: List[Plain], refused: List[Plain], resolver: Resolver) -> D
     for name in dict.fromkeys(point["module"] for point in points):
         module = resolver.module(name)
         own = [point for point in points if point["module"] == name]
-        result = rewrite_module(module.tree, module.located.path, name, module.file.sha256, own)
+        result = rewrite_module(
+            module.tree, module.located.path, name, module.file.sha256, own, _imported(name, own, resolver)
+        )
         for item in result["refused"]:
             point = next(point for point in own if point["id"] == item["id"])
             points.remove(point)
@@ -193,3 +197,27 @@ def _compile(points: List[Plain], refused: List[Plain], resolver: Resolver) -> D
             refused.append(_refused(point, item["reason"], where, [f"line {point['line']}: {point['text']}"]))
         code[name] = base64.b64encode(result["blob"]).decode("ascii")
     return code
+
+
+def _imported(name: str, points: Sequence[Plain], resolver: Resolver) -> Dict[str, str]:
+    """Coroutines and generators among what the module imports from its own package and its points call."""
+    from .rewrite import lazy_functions
+
+    module = resolver.module(name)
+    wanted = {point["text"].split("(")[0] for point in points if point["kind"] == "call"}
+    package = name if os.path.basename(module.located.path) == "__init__.py" else name.rpartition(".")[0]
+    found: Dict[str, str] = {}
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ImportFrom) or not any((a.asname or a.name) in wanted for a in node.names):
+            continue
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        source = ".".join([*above, *([node.module] if node.module else [])])
+        if source.split(".")[0] != name.split(".")[0]:
+            continue
+        try:
+            lazy = lazy_functions(resolver.module(source).tree)
+        except SourceError:
+            continue  # compiled, or a name of the package itself: the runtime looks at what the call gives back
+        names = {a.asname or a.name: a.name for a in node.names if a.name in lazy}
+        found.update({local: lazy[there] for local, there in names.items() if local in wanted})
+    return found

@@ -49,25 +49,31 @@ class _No(Exception):
 
 
 def rewrite_module(
-    tree: ast.Module, path: str, module: str, sha256: str, points: Sequence[Mapping[str, Any]]
+    tree: ast.Module,
+    path: str,
+    module: str,
+    sha256: str,
+    points: Sequence[Mapping[str, Any]],
+    imported: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, Any]:
     """Put ``points`` (plan entries with exact positions) into ``tree`` and compile the functions that hold them.
 
     ``tree`` is the parsed module and is changed in place. A position is ``line``, ``col``, ``end_line``, ``end_col`` of
-    the call (or, for kind ``body``, of the ``def``) as the ``ast`` module of this interpreter gives it. Gives
-    ``{"blob": contents of code/MODULE.bin, "refused": [{"id", "reason"}]}``: a point that cannot be placed is refused
-    with the reason, the others are placed.
+    the call (or, for kind ``body``, of the ``def``) as the ``ast`` module of this interpreter gives it.
+    ``imported`` names functions of other files whose call does no work, with what it creates (``lazy_functions``).
+    Gives ``{"blob": contents of code/MODULE.bin, "refused": [{"id", "reason"}]}``: a point that cannot be placed is
+    refused with the reason, the others are placed.
     """
     cycles = [point for point in points if point.get("role") == "cycle"]
     spare = copy.deepcopy(tree) if cycles and len(cycles) < len(points) else None
-    placer = _place(tree, points)
+    placer = _place(tree, points, imported or {})
     codes = _compile(tree, path) if placer.done else {}
     ids_of_cycles = {point["id"] for point in cycles}
     alone = {key: codes[key] for key, ids in placer.functions.items() if ids <= ids_of_cycles}
     if spare is not None and placer.done:
         shared = _shared(placer.functions, ids_of_cycles)
         if shared:
-            _place(spare, cycles)
+            _place(spare, cycles, imported or {})
             compiled = _compile(spare, path)
             alone.update({key: compiled[key] for key in shared})
     functions = [
@@ -85,8 +91,9 @@ def rewrite_module(
     return {"blob": marshal.dumps(content), "refused": placer.refusals(points)}
 
 
-def _place(tree: ast.Module, points: Sequence[Mapping[str, Any]]) -> _Placer:
+def _place(tree: ast.Module, points: Sequence[Mapping[str, Any]], imported: Mapping[str, str]) -> _Placer:
     placer = _Placer(tree, points)
+    placer.lazy = {**imported, **placer.lazy}
     placer.visit(tree)
     ast.fix_missing_locations(tree)
     return placer
@@ -129,7 +136,7 @@ class _Placer(ast.NodeTransformer):
         self.done: Dict[int, Roots] = {}
         self.reasons: Dict[int, str] = {}
         self.functions: Dict[Tuple[str, int], Set[int]] = {}
-        self._lazy = _lazy_functions(tree)
+        self.lazy = lazy_functions(tree)
         self._scopes: List[Scope] = []
         self._calls: Dict[Tuple[int, int, int, int], Mapping[str, Any]] = {}
         self._bodies: Dict[Tuple[int, int], Mapping[str, Any]] = {}
@@ -230,7 +237,7 @@ class _Placer(ast.NodeTransformer):
         callee = ast.unparse(call.func)
         if callee in FRAME_SENSITIVE or callee.split("(")[0] in FRAME_SENSITIVE - {"super"}:
             raise _No(f"{callee} looks at the frame or the names around it")
-        lazy = None if awaited else self._lazy.get(callee.rsplit(".", 1)[-1])
+        lazy = None if awaited else self.lazy.get(callee.rsplit(".", 1)[-1])
         if lazy and _is_plain(call.func):
             raise _No(f"the call only creates a {lazy}: nothing of its work happens there")
         names, roots = _call_roots(call, point, self._nearest())
@@ -299,7 +306,7 @@ def _is_plain(callee: ast.expr) -> bool:
     return isinstance(callee, ast.Name)
 
 
-def _lazy_functions(tree: ast.Module) -> Dict[str, str]:
+def lazy_functions(tree: ast.Module) -> Dict[str, str]:
     """Names of this file's functions whose call does no work, with what the call creates."""
     lazy: Dict[str, str] = {}
     for node in ast.walk(tree):

@@ -81,6 +81,17 @@ def test_an_engine_on_the_servers_path_is_read_and_not_imported(tree: Path) -> N
     assert planned.code
 
 
+@pytest.mark.parametrize("line", ["from .helper import {} as verify", "from fork.helper import {} as verify"])
+@pytest.mark.parametrize(("function", "what"), [("later", "coroutine"), ("some", "generator"), ("now", "")])
+def test_what_another_file_of_the_package_only_creates(tree: Path, line: str, function: str, what: str) -> None:
+    (tree / "fork" / "helper.py").write_text("async def later(b): pass\ndef some(b): yield b\ndef now(b): return b\n")
+    worker = WORKER.replace("self.verify", "verify")
+    (tree / "fork" / "worker.py").write_text(f"{line.format(function)}\n{worker}")
+    refused = build_plan(PYTHON, recipe=tree.parent / "my.toml", env=_env(tree)).plan["refused"]
+    reason = f"the call only creates a {what}: nothing of its work happens there"
+    assert [item["reason"] for item in refused] == ([reason, reason] if what else [])
+
+
 def test_a_bare_tree_gives_no_code(tree: Path) -> None:
     planned = build_plan(PYTHON, recipe=tree.parent / "my.toml", path=tree)
     assert len(planned.plan["points"]) == 3
