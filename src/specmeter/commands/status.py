@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from specmeter import __version__
@@ -97,7 +98,7 @@ def _print_link(entry: dict[str, Any]) -> None:
     print(f"link {entry['link']}  {state}  {' '.join(entry['command'])}")
     if entry["armed"] and entry["armed_by"]:
         print(f"  armed by {holder.describe(entry['armed_by'])}")
-    if entry["controller"] is not None:
+    if entry["controller"] is not None and entry["controller"].get("pid") != os.getpid():
         print(f"  controlled by {holder.describe(entry['controller'])}: still running")
     if entry["reason"]:
         print(f"  {entry['reason']}")
