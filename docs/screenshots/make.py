@@ -1,10 +1,12 @@
 """Takes the screenshots of this folder from a saved run of the demo, in a real Chromium.
 
-specmeter demo --out DIR && python docs/screenshots/make.py DIR
+specmeter demo --out DIR && specmeter check --target T --draft D --json > CHECK.json
+python docs/screenshots/make.py DIR CHECK.json
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -29,13 +31,16 @@ SHOTS = (
 def main() -> None:
     """Write the PNG files."""
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
-        path = write_page(specmeter.load(sys.argv[1]), Path(folder) / "page.html")
+        wiring = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))["result"]
+        path = write_page(specmeter.load(sys.argv[1]), Path(folder) / "page.html", wiring)
         for name, width, dark, anchor, height in SHOTS:
             page = open_page(chromium, path, width, dark).page
             page.set_viewport_size({"width": width, "height": height})
             if anchor:
                 page.evaluate("(id) => document.getElementById(id).scrollIntoView()", anchor)
             page.screenshot(path=HERE / f"{name}.png")
+        page = open_page(chromium, path).page
+        page.locator("#wiring figure").screenshot(path=HERE / "wiring.png")
 
 
 if __name__ == "__main__":
