@@ -32,10 +32,10 @@ def main() -> None:
     found = [one_start() for _ in range(options.starts)]
     for ready, peak, stays in found:
         print(f"ready {ready:.2f} s, peak {peak:.0f} MB, resident {stays:.0f} MB")
-    ready, peak, stays = zip(*found, strict=True)
+    times, peaks, resident = zip(*found, strict=True)
     print(
-        f"median of {len(found)}: ready {statistics.median(ready):.2f} s ({min(ready):.2f}-{max(ready):.2f}), "
-        f"peak {statistics.median(peak):.0f} MB, resident {statistics.median(stays):.0f} MB; "
+        f"median of {len(found)}: ready {statistics.median(times):.2f} s ({min(times):.2f}-{max(times):.2f}), "
+        f"peak {statistics.median(peaks):.0f} MB, resident {statistics.median(resident):.0f} MB; "
         f"{os.cpu_count()} cores {platform.machine()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d %H:%M')}"
     )
 

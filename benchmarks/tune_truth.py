@@ -75,6 +75,7 @@ def main() -> None:
     """Run one stage and write its JSON."""
     args = _arguments()
     spec = _spec(args.command_words)
+    document: dict[str, Any]
     if args.stage == "grid":
         document = {name: grid(args, spec, _prompts(args, name)) for name in args.sets.split(",")}
     else:
