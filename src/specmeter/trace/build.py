@@ -103,7 +103,7 @@ def load_rings(rings: Sequence[Path], plan: Mapping[str, Any], requests: Sequenc
 def build_trace(
     read: Sequence[Ring], plan: Mapping[str, Any], requests: Sequence[Request] = (), index: PlanIndex | None = None
 ) -> Trace:
-    """As ``load_rings``, from rings or parts of rings that were read already; ``index`` saves indexing the plan again."""
+    """As ``load_rings``, from rings or parts of rings that were read already; ``index`` saves indexing the plan."""
     index = index_plan(plan) if index is None else index
     processes = [_Process(ring, lane_spans(ring, index)) for ring in read if len(ring.records)]
     masters, followers = _masters(processes, index)
