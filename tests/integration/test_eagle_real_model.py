@@ -16,6 +16,8 @@ pytestmark = pytest.mark.engine
 
 HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 TOKENS = 128
+# About eight minutes; with more threads less on a quiet machine and, where they wait for each other, hours on a busy one.
+THREADS = 1
 SETTINGS = {"chain": SpecSettings(3), "tree": SpecSettings(3, 4, 10)}
 TOPICS = ["the sea", "a lighthouse", "bread", "the Roman empire", "a lost dog", "chess", "photosynthesis", "trains"]
 TOPICS += ["a thunderstorm", "mathematics"]
@@ -45,7 +47,7 @@ def decode(engine: Engine, prompt: list[int], spec: SpecSettings | None) -> tupl
 
 
 def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> None:
-    engine = Engine.load(ensure_model(), HEAD, dtype="float32")
+    engine = Engine.load(ensure_model(), HEAD, dtype="float32", threads=THREADS)
     gained = dict.fromkeys(SETTINGS, (0, 0))
     for prompt in prompts:
         plain, _, _ = decode(engine, prompt, None)
@@ -60,7 +62,7 @@ def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_difference_in_low_precision_is_a_near_tie(prompts: list[list[int]], dtype: str) -> None:
-    engine = Engine.load(ensure_model(), HEAD, dtype=dtype)
+    engine = Engine.load(ensure_model(), HEAD, dtype=dtype, threads=THREADS)
     compared = 0
     for prompt in prompts[::10]:
         plain, _, _ = decode(engine, prompt, None)
