@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 TOKENS = 128
-# About eight minutes; with more threads less on a quiet machine and, where they wait for each other, hours on a busy one.
+# About eight minutes. More threads are faster on a quiet machine; on a busy one they wait for each other, for hours.
 THREADS = 1
 SETTINGS = {"chain": SpecSettings(3), "tree": SpecSettings(3, 4, 10)}
 TOPICS = ["the sea", "a lighthouse", "bread", "the Roman empire", "a lost dog", "chess", "photosynthesis", "trains"]
