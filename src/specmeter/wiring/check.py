@@ -17,15 +17,13 @@ from specmeter.wiring.flag_checks import Settings, check_settings
 from specmeter.wiring.head import Head, read_head
 from specmeter.wiring.head_checks import check_head
 from specmeter.wiring.locate import ENGINES, Engine
+from specmeter.wiring.number_checks import check_numbers, refuse_layers
 from specmeter.wiring.position_checks import check_positions
 from specmeter.wiring.shape import Shape, read_shape
 from specmeter.wiring.trained import Trained, trained_states
 from specmeter.wiring.version_table import NEWEST, from_table, parse_version, table_knows
 from specmeter.wiring.vocabulary_checks import check_text, check_vocabulary
 from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
-
-# No model has nearly as many; a config that claims more must not make the check build a list of them.
-MOST_LAYERS = 10_000
 
 
 class Part(Protocol):
@@ -68,9 +66,16 @@ def open_pair(target: Path, draft: Path) -> Pair:
             f"the target's config in {target} has no num_hidden_layers or hidden_size",
             next_step="Give the folder of a language model's checkpoint.",
         )
-    if not 0 < shape.layers <= MOST_LAYERS or shape.hidden < 1:
-        raise SpecmeterError(f"the target's config in {target} has {shape.layers} layers of width {shape.hidden}")
-    return Pair(target_files, shape, read_head(open_checkpoint(draft, "draft"), shape))
+    refuse_layers(shape.layers, "target", target)
+    if shape.layers < 1 or shape.hidden < 1:
+        raise SpecmeterError(
+            f"the target's config in {target} has {shape.layers} layers of width {shape.hidden}",
+            "Both must be 1 or more.",
+            "Correct num_hidden_layers and hidden_size in its config.json.",
+        )
+    head = read_head(open_checkpoint(draft, "draft"), shape)
+    refuse_layers(head.shape.layers, "draft", draft)
+    return Pair(target_files, shape, head)
 
 
 def check_pair(
@@ -87,6 +92,7 @@ def check_pair(
     layers = target.layers or 0
     trained = trained_states(head.config, head.shape.outer, layers, target.architecture, told)
     findings = [*_remote_code(pair), *_target(pair), *check_head(head, target), *check_vocabulary(head, target)]
+    findings += check_numbers(head.config, target.config)
     findings += check_text(head.checkpoint, pair.target_files)
     findings += check_positions(head, target, served)
     findings += check_settings(head, settings, tuple(dict.fromkeys(engine.name for engine in engines)))

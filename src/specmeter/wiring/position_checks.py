@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from specmeter.wiring.findings import Finding, error, note, warning
 from specmeter.wiring.head import Head
+from specmeter.wiring.number_checks import is_number
 from specmeter.wiring.shape import Shape
 
 _ROPE_TYPES = (
@@ -29,8 +30,6 @@ def check_positions(head: Head, target: Shape, served: int | None) -> list[Findi
 
 def _rope(head: Head, target: Shape) -> Iterator[Finding]:
     theta, scaling = rope(head.config)
-    if theta is not None and theta <= 0:
-        yield error("rope", f"the head's rope_theta is {theta}")
     if head.shape.head_dim and head.shape.head_dim % 2:
         yield error("rope", f"the head's head_dim {head.shape.head_dim} is odd: rotary embedding pairs dimensions")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -61,7 +60,7 @@ def rope(config: Mapping[str, object]) -> tuple[float | None, Mapping[str, objec
     scaling = parameters if isinstance(parameters, Mapping) else config.get("rope_scaling")
     table: Mapping[str, object] = scaling if isinstance(scaling, Mapping) else {}
     theta = config.get("rope_theta", table.get("rope_theta"))
-    return (float(theta) if isinstance(theta, (int, float)) else None), table
+    return (float(theta) if is_number(theta) else None), table
 
 
 def _comparable(scaling: Mapping[str, object]) -> dict[str, object]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specmeter.errors import SpecmeterError
+from specmeter.wiring.number_checks import short
 
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
@@ -91,5 +92,9 @@ def _integer(config: Mapping[str, object], key: str, role: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SpecmeterError(f"the {role}'s config has {key} = {value!r}, which is not a whole number")
+        raise SpecmeterError(
+            f"the {role}'s config has {key} = {short(value)}, which is not a whole number",
+            "It is a size of the model, in elements, layers or tokens.",
+            f"Correct {key} in the config.json of --{role}.",
+        )
     return value
