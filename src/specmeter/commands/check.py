@@ -21,6 +21,7 @@ from specmeter.wiring.feed import Feed, key_text
 from specmeter.wiring.findings import Severity, in_order
 from specmeter.wiring.flag_checks import Settings
 from specmeter.wiring.locate import Engine, in_environment, in_folder, parse_engine
+from specmeter.wiring.option_checks import check_options, check_trained
 from specmeter.wiring.report import write_check
 
 
@@ -62,10 +63,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, report, and return 1 when there is a finding of severity error (or warning, where --fail-on says so)."""
+    sizes = ("steps", "topk", "draft_tokens", "tp", "draft_tp", "serve_context", "threads")
+    check_options(**{name: getattr(args, name) for name in sizes})
     link = _link(args)
     engines = _engines(args) if link is None else [_engine_of(link, args)]
     settings = Settings(args.algorithm, args.steps, args.topk, args.draft_tokens, args.draft_tp, args.tp)
-    result = check_pair(open_pair(args.target, args.draft), engines, settings, args.serve_context, args.trained)
+    pair = open_pair(args.target, args.draft)
+    check_trained(pair, args.trained)
+    result = check_pair(pair, engines, settings, args.serve_context, args.trained)
     if link is not None:
         result = _with_live(result, link, engines[0], settings, args)
     if args.probe or args.scan:
@@ -91,8 +96,10 @@ def _link(args: argparse.Namespace) -> Link | None:
         if args.url is not None:
             raise SpecmeterError("--url needs --live or --link", "It is where the running server is asked.")
         return None
-    if args.wait <= 0:
-        raise SpecmeterError(f"--wait {args.wait:g} is no time to wait")
+    if not args.wait > 0:  # NaN too
+        raise SpecmeterError(
+            f"--wait {args.wait:g} is no time to wait", "A request takes more than no time.", "Give seconds above 0."
+        )
     return find_link(args.link)
 
 

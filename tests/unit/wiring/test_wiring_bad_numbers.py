@@ -76,3 +76,29 @@ def test_a_size_that_is_a_word_says_why_and_what_to_do(tmp_path: Path, capsys: p
     assert main(command(tmp_path, head_dim="a")) == 2
     said = capsys.readouterr().err
     assert "head_dim = 'a'" in said and "why:" in said and "next:" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--trained", "1,2"], "The head's fc takes 3 states, not 2."),
+        (["--trained", "99,100,101"], "The target has 32 layers"),
+        (["--trained=-1,2,3"], "H[0], the embedding output, to H[32]"),
+        (["--trained", "3,3,29"], "A state is named twice"),
+        (["--tp", "0"], "--tp is 0."),
+        (["--tp", "-1"], "from 1 to 10,000"),
+        (["--draft-tp", "0"], "--draft-tp is 0."),
+        (["--serve-context", "-1"], "--serve-context is -1."),
+        (["--steps", "99999999999"], "--steps is 99999999999."),
+        (["--steps", "-1"], "--steps is -1."),
+        (["--topk", "99999999999"], "--topk is 99999999999."),
+        (["--threads", "0", "--probe"], "--threads is 0."),
+        (["--live", "--wait", "nan"], "no time to wait"),
+    ],
+)
+def test_an_option_that_no_server_has_exits_two_with_the_reason(
+    more: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, *more)) == 2
+    said = capsys.readouterr().err
+    assert reason in said and "why:" in said and "next:" in said
