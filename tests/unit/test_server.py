@@ -148,6 +148,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "max_tokens": "9"}, "max_tokens"),
     ({"prompt": "a", "temperature": -0.1}, "temperature"),
     ({"prompt": "a", "temperature": True}, "temperature"),
+    ({"prompt": "a", "temperature": 10**400}, "temperature"),
     ({"prompt": "a", "top_p": 0}, "top_p"),
     ({"prompt": "a", "seed": 1.5}, "seed"),
     ({"prompt": "a", "stop": 3}, "stop"),
@@ -186,6 +187,32 @@ def test_malformed_requests_are_refused_by_field(idle: tuple[str, ScriptedEngine
 def test_malformed_messages(idle: tuple[str, ScriptedEngine], messages: object) -> None:
     answer = post(idle[0], {"messages": messages}, "/v1/chat/completions")
     assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "field"),
+    [
+        ({"prompt": "a\ud800"}, "completions", "prompt"),
+        ({"prompt": ["\udc00"]}, "completions", "prompt"),
+        ({"prompt": "a", "stop": ["b", "\ud800"]}, "completions", "stop"),
+        ({"prompt": "a", "model": "\ud800"}, "completions", "model"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "chat/completions", "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+            "chat/completions",
+            "messages[0].content",
+        ),
+        ({"messages": [{"role": "\ud800", "content": "a"}]}, "chat/completions", "messages[0].role"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_by_field(
+    idle: tuple[str, ScriptedEngine], body: dict[str, Any], path: str, field: str
+) -> None:
+    answer = httpx.post(f"{idle[0]}/v1/{path}", content=json.dumps(body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (404 if field == "model" else 400, field) and error["message"]
+    whole = httpx.post(f"{idle[0]}/v1/completions", content=b'{"prompt": "in \\ud83d\\ude00", "max_tokens": 0}')
+    assert whole.json()["error"]["param"] == "max_tokens", "a whole pair is a character"
 
 
 def test_other_refusals(url: str) -> None:

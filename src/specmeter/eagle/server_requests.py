@@ -109,7 +109,10 @@ def _get(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     if value is None:
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return kind(value)  # type: ignore[call-arg]
+        try:
+            return kind(value)  # type: ignore[call-arg]
+        except OverflowError:
+            raise ApiError(400, f"{name} is beyond every floating point number.", name) from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ApiError(400, f"{name} must be of type {_JSON_NAMES[kind]}.", name)
     return value
@@ -142,14 +145,25 @@ def _message(message: object, place: int) -> dict[str, str]:
         content = "".join(part["text"] for part in parts)
     if not isinstance(content, str):
         raise ApiError(400, f"{field}.content must be a string.", field)
-    return {"role": message["role"], "content": content}
+    role = message["role"]
+    return {"role": _encodable(role, f"{field}.role"), "content": _encodable(content, f"{field}.content")}
+
+
+def _encodable(text: str, field: str) -> str:
+    """``text``, or ApiError 400: JSON can spell half of a surrogate pair, which is no character and has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise ApiError(400, f"{field} holds {half}, half of a surrogate pair, which is no text.", field) from None
+    return text
 
 
 def _prompt_ids(prompt: object, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(_encodable(prompt, "prompt"))
     if isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
         return list(prompt)
     raise ApiError(400, "prompt must be one string or one list of token ids.", "prompt")
@@ -212,4 +226,4 @@ def _stops(value: object) -> tuple[str, ...]:
         return ()
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ApiError(400, f"stop must be a string or a list of at most {MAX_STOPS} strings, none empty.", "stop")
-    return tuple(stops)
+    return tuple(_encodable(stop, "stop") for stop in stops)
