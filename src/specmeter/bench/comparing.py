@@ -98,8 +98,7 @@ def compare(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progre
             writer.write_analysis(document_of(plan, gathered))
         raise
     document = document_of(plan, gathered)
-    writer.write_analysis(document)
-    writer.write_report(render_analysis(document))
+    writer.keep_analysis(document, render_analysis(document))
     return document
 
 
@@ -109,7 +108,7 @@ def run_starts(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Pro
     for number, arms in enumerate(order):
         progress.say(f"start {number + 1} of {len(order)}: {', '.join(arm.name for arm in arms)}")
         _one_start(plan, how, writer, progress, number, arms, gathered)
-        writer.write_requests(gathered.requests)
+        writer.keep(requests=gathered.requests)
 
 
 def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def session(
     finally:
         progress.clear()
         if link is not None:
-            with contextlib.suppress(OSError):
+            with writer.postponing(), contextlib.suppress(OSError):
                 writer.save_rings(link.path)
             control.remove_link(link)
 

@@ -84,9 +84,8 @@ def sweep(
     document = analyse_sweep(_arms(plan.settings, gathered), plan.threshold)
     document["starts"] = 1 if one else plan.starts
     document["same_output"] = same_output(gathered.outcomes)
-    writer.write_requests(gathered.requests)
-    writer.write_analysis(document)
-    writer.write_report(render_analysis(document))
+    writer.keep(requests=gathered.requests)
+    writer.keep_analysis(document, render_analysis(document))
     return document
 
 
@@ -122,7 +121,7 @@ def _one_start(
         _drive(running, plan, plan.settings, gathered, 0, "sweeping")
         if running.link is not None:
             gathered.trace = load_link(running.link.path, gathered.requests)
-            writer.write_trace(gathered.trace)
+            writer.keep(gathered.trace)
 
 
 def _drive(
@@ -168,10 +167,13 @@ def _many_starts(
         with session(own, planned_link(own, how), child, how, progress, "server") as running:
             _drive(running, plan, [setting], gathered, number, setting.label)
             if running.link is not None:
-                child.write_plan(running.link.plan())
+                with child.postponing():
+                    child.write_plan(running.link.plan())
                 with contextlib.suppress(SpecmeterError):
-                    child.write_trace(load_link(running.link.path, gathered.requests))
-        child.finish("complete")
+                    child.keep(load_link(running.link.path, gathered.requests))
+        with child.postponing():
+            child.finish("complete")
+        writer.failure = writer.failure or child.failure
 
 
 def same_output(outcomes: Sequence[Outcome]) -> dict[str, Any]:

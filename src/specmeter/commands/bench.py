@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -21,12 +20,12 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
+    print_saved,
     probing,
     sending,
 )
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.trace.rundir import RunWriter
+from specmeter.trace.rundir import RunWriter, write_json
 
 ROWS = (
     ("ttft_ms", "time to first token, ms"),
@@ -56,18 +55,20 @@ def run(args: argparse.Namespace) -> int:
         with session(spec, None, writer, how, progress, "server") as running:
             results, outcomes = _measure(running, prompts, levels, args, sending(args))
     document = {"prompts": prompts.name, "max_tokens": args.max_tokens, "levels": results}
-    (writer.logs / "bench.json").write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
-    writer.write_requests([as_request(outcome) for outcome in outcomes])
-    writer.finish("complete")
+    with writer.postponing():
+        write_json(writer.logs / "bench.json", document)
+    writer.keep(requests=[as_request(outcome) for outcome in outcomes])
+    with writer.postponing():
+        writer.finish("complete")
     failed = sum(bool(outcome.error) for outcome in outcomes)
     warnings = [f"{failed} requests failed"] if failed else []
     if args.json:
-        print_json("bench", document, warnings, writer.path)
-    else:
-        _print(results, prompts, args)
-        for warning in warnings:
-            print(f"note: {warning}")
-        print(f"saved: {writer.path}")
+        return print_saved("bench", document, warnings, writer)
+    _print(results, prompts, args)
+    for warning in warnings:
+        print(f"note: {warning}")
+    writer.raise_failure()
+    print(f"saved: {writer.path}")
     return int(Exit.DONE)
 
 

@@ -15,7 +15,7 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
+    print_saved,
     probing,
     sending,
 )
@@ -64,14 +64,15 @@ def run(args: argparse.Namespace) -> int:
     with terminations_interrupt():
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = compare(plan, how, writer, progress)
-        writer.finish("complete")
+        with writer.postponing():
+            writer.finish("complete")
     document["prompts"] = prompts.name
-    page = save_page(writer.path)
+    page = save_page(writer.path) if writer.failure is None else None
     if args.json:
-        print_json("compare", document, [], writer.path)
-    else:
-        print_analysis(document)
-        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
+        return print_saved("compare", document, [], writer)
+    print_analysis(document)
+    writer.raise_failure()
+    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 

@@ -15,7 +15,7 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
+    print_saved,
     probing,
     sending,
 )
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     with terminations_interrupt():
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         progress.say(f"1 of 2: where does a cycle of {PROFILED_STEPS} draft steps spend its time, and does it pay?")
-        document, _, _ = _profile(args, writer, progress)
+        document, _, inner = _profile(args, writer, progress)
+        writer.failure = inner.failure
         if not args.json:
             print_analysis(document)
             print()
@@ -54,19 +55,22 @@ def run(args: argparse.Namespace) -> int:
         plan = SweepPlan(settings, prompts.sample(args.requests, args.seed), BLOCKS, sending(args))
         how = probing(args)
         swept = sweep(spec, how, plan, writer, progress, planned_link(spec, how))
-        writer.finish("complete")
-    page = save_page(writer.path)
+        with writer.postponing():
+            writer.finish("complete")
+    page = save_page(writer.path) if writer.failure is None else None
     if args.json:
-        print_json("demo", {"profile": document, "sweep": swept}, [], writer.path)
-    else:
-        print_analysis(swept)
-        print(f"saved: {writer.path} (`specmeter report {writer.path}` shows it again)")
-        if page is not None:
-            print(f"page: {page}")
+        return print_saved("demo", {"profile": document, "sweep": swept}, [], writer)
+    print_analysis(swept)
+    writer.raise_failure()
+    print(f"saved: {writer.path} (`specmeter report {writer.path}` shows it again)")
+    if page is not None:
+        print(f"page: {page}")
     return int(Exit.DONE)
 
 
-def _profile(args: argparse.Namespace, writer: RunWriter, progress: Progress) -> tuple[dict[str, Any], list[str], Any]:
+def _profile(
+    args: argparse.Namespace, writer: RunWriter, progress: Progress
+) -> tuple[dict[str, Any], list[str], RunWriter]:
     children = writer.path / "children"
     children.mkdir(mode=0o700)
     own = {"steps": PROFILED_STEPS, "topk": 1, "draft_tokens": None, "baseline": "auto", "out": children / "profile"}

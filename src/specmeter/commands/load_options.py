@@ -15,7 +15,8 @@ from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing, with_engine
 from specmeter.engines import ServerSpec
 from specmeter.engines.spec import add_server_arguments, server_spec
-from specmeter.errors import SpecmeterError
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.trace.rundir import RunWriter
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, requests: int, max_tokens: int) -> None:
@@ -108,3 +109,16 @@ def print_json(command: str, result: dict[str, Any], warnings: list[str], run_di
         "warnings": warnings,
     }
     print(json.dumps(document, allow_nan=False))
+
+
+def print_saved(command: str, result: dict[str, Any], warnings: list[str], writer: RunWriter) -> int:
+    """The JSON document of a finished run, and the exit code: 5 where it could not be saved whole, which is a warning.
+
+    The result is printed either way, since it was measured.
+    """
+    failure = writer.failure
+    print_json(command, result, [*warnings, *([str(failure)] if failure else [])], writer.path)
+    if failure is None:
+        return int(Exit.DONE)
+    print(f"specmeter: {failure}", file=sys.stderr)
+    return int(failure.exit)

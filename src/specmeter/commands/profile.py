@@ -23,7 +23,7 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
+    print_saved,
     probing,
     sending,
 )
@@ -50,15 +50,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Profile, print the report, save the run."""
     with terminations_interrupt():
-        document, warnings, path = measure(args, ["specmeter", *sys.argv[1:]], Progress())
-    page = save_page(path)
+        document, warnings, writer = measure(args, ["specmeter", *sys.argv[1:]], Progress())
+    page = save_page(writer.path) if writer.failure is None else None
     if args.json:
-        print_json("profile", document, warnings, path)
-    else:
-        print_analysis(document)
-        for warning in warnings:
-            print(f"note: {warning}")
-        print(f"saved: {path}" + (f", page: {page}" if page else ""))
+        return print_saved("profile", document, warnings, writer)
+    print_analysis(document)
+    for warning in warnings:
+        print(f"note: {warning}")
+    writer.raise_failure()
+    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 
@@ -73,8 +73,8 @@ class Taken:
 
 def measure(
     args: argparse.Namespace, command: Sequence[str], progress: Progress
-) -> tuple[dict[str, Any], list[str], Path]:
-    """Run the whole profile; returns the analysis, warnings, and the run directory."""
+) -> tuple[dict[str, Any], list[str], RunWriter]:
+    """Run the whole profile; returns the analysis, warnings, and the run's writer with what could not be saved."""
     prompts = chosen_prompts(args)
     asked = _asked_setting(args)
     saved = _saved_baseline(args.baseline)
@@ -110,12 +110,11 @@ def measure(
     document = analyse(taken.trace, requests, base)
     document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
     document["engine_counters"] = _counters(taken.counted)
-    writer.write_trace(taken.trace)
-    writer.write_requests(requests)
-    writer.write_analysis(document)
-    writer.write_report(render_analysis(document))
-    writer.finish("complete")
-    return document, warnings, writer.path
+    writer.keep(taken.trace, requests)
+    writer.keep_analysis(document, render_analysis(document))
+    with writer.postponing():
+        writer.finish("complete")
+    return document, warnings, writer
 
 
 def _name(setting: Setting | None) -> str:
@@ -166,8 +165,9 @@ def _take(
         try:
             _drive(running, settings, prompts, send, taken, start)
         finally:
-            with contextlib.suppress(OSError, SpecmeterError):
+            with contextlib.suppress(OSError), writer.postponing():
                 writer.save_rings(running.link.path)
+            with writer.postponing():
                 writer.write_requests(taken.requests)
         taken.trace = load_link(running.link.path, taken.requests)
     return taken
@@ -203,8 +203,10 @@ def _second_start(
     child = writer.child("baseline", settings=["baseline"])
     taken = _take(plain, link, child, how, progress, [BASELINE], prompts, send, "server", start=1)
     assert taken.trace is not None
-    child.write_trace(taken.trace)
-    child.finish("complete")
+    child.keep(taken.trace)
+    with child.postponing():
+        child.finish("complete")
+    writer.failure = writer.failure or child.failure
     warning = "the baseline comes from another server start; equal starts differ by up to 6 %"
     return baseline_from_trace(taken.trace), taken.requests, warning
 

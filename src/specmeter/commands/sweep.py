@@ -13,7 +13,7 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
+    print_saved,
     probing,
     sending,
 )
@@ -55,13 +55,14 @@ def run(args: argparse.Namespace) -> int:
         link = planned_link(spec, how) if takes_settings(spec) else None
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = sweep(spec, how, plan, writer, progress, link)
-        writer.finish("complete")
-    page = save_page(writer.path)
+        with writer.postponing():
+            writer.finish("complete")
+    page = save_page(writer.path) if writer.failure is None else None
     if args.json:
-        print_json("sweep", document, [], writer.path)
-    else:
-        print_analysis(document)
-        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
+        return print_saved("sweep", document, [], writer)
+    print_analysis(document)
+    writer.raise_failure()
+    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
     return int(Exit.DONE)
 
 

@@ -8,7 +8,8 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +21,7 @@ from specmeter.trace.build import Trace
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.requests import Request
 from specmeter.trace.tables import Columns, cycle_columns, read_table, request_columns, span_columns, write_table
+from specmeter.trace.whole import NotSaved, whole
 
 RUN_SCHEMA = "specmeter/run/1"
 _KNOWN = ("specmeter/analysis/1", RUN_SCHEMA)
@@ -59,10 +61,15 @@ class Run:
 
 
 class RunWriter:
-    """Writes one run directory; ``path`` is the directory (0700) and ``logs`` its folder for logs."""
+    """Writes one run directory; ``path`` is the directory (0700) and ``logs`` its folder for logs.
+
+    Every write raises NotSaved, and leaves nothing half-written, where the disk does not take it. ``failure`` is the
+    first of them that was postponed.
+    """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
+        self.failure: NotSaved | None = None
         self.logs = path / "logs"
         self.logs.mkdir(mode=0o700)
         self._facts = dict(facts)
@@ -99,12 +106,13 @@ class RunWriter:
     def save_rings(self, link_dir: Path) -> None:
         """Copy a link's rings and process states into rings/."""
         folder = self.path / "rings"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise NotSaved.into(self.path, error) from error
         for source in sorted([*link_dir.glob("*-*.ring"), *link_dir.glob("*-*.json")]):
-            part = folder / f".{source.name}.part"
-            shutil.copyfile(source, part)
-            part.chmod(0o600)
-            part.replace(folder / source.name)
+            with whole(folder / source.name, folder / f".{source.name}.part") as part:
+                shutil.copyfile(source, part)
 
     def write_trace(self, trace: Trace) -> None:
         """Write the tables of cycles and spans."""
@@ -130,9 +138,42 @@ class RunWriter:
         folder.mkdir(mode=0o700, exist_ok=True)
         return RunWriter.create(folder / safe, self._facts["command"], **facts)
 
+    def keep(self, trace: Trace | None = None, requests: Sequence[Request] | None = None) -> None:
+        """Write the tables of what was measured, each on its own, postponing what fails."""
+        if trace is not None:
+            with self.postponing():
+                self.write_trace(trace)
+        if requests is not None:
+            with self.postponing():
+                self.write_requests(requests)
+
+    def keep_analysis(self, document: Mapping[str, Any], report: str) -> None:
+        """Write the analysis and its text, each on its own, postponing what fails."""
+        with self.postponing():
+            self.write_analysis(document)
+        with self.postponing():
+            self.write_report(report)
+
+    @contextmanager
+    def postponing(self) -> Iterator[None]:
+        """A write inside that fails is kept in ``failure``: what was measured can still be printed before it is told.
+
+        A run with a failure is never marked complete.
+        """
+        try:
+            yield
+        except NotSaved as error:
+            self.failure = self.failure or error
+
     def finish(self, status: str = "complete") -> None:
-        """Say in run.json that the run is whole."""
-        self._write_run(status)
+        """Say in run.json that the run is whole; it stays ``partial`` where a write has failed."""
+        if self.failure is None:
+            self._write_run(status)
+
+    def raise_failure(self) -> None:
+        """Raise the write that was postponed, if there is one."""
+        if self.failure is not None:
+            raise self.failure
 
     def _write_run(self, status: str) -> None:
         machine = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
@@ -165,10 +206,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    part.replace(path)
+    with whole(path, path.with_name(f".{path.name}.part")) as part:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.trace.build import RankTrace, Trace
 from specmeter.trace.cycles import DROPS, KINDS
 from specmeter.trace.requests import Request
+from specmeter.trace.whole import whole
 
 Columns = dict[str, NDArray[Any]]
 
@@ -57,20 +58,18 @@ def request_columns(requests: Sequence[Request]) -> Columns:
 
 
 def write_table(folder: Path, name: str, columns: Columns) -> Path:
-    """Write one table into a folder, whole or not at all; gives the file's path."""
+    """Write one table into a folder, whole or not at all; gives the file's path. Raises NotSaved on a full disk."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
         path = folder / f"{name}.npz"
-        part = folder / f".{name}.part.npz"
-        np.savez(part, **columns)  # type: ignore[arg-type]
+        with whole(path, folder / f".{name}.part.npz") as part:
+            np.savez(part, **columns)  # type: ignore[arg-type]
     else:
         path = folder / f"{name}.parquet"
-        part = folder / f".{name}.part.parquet"
-        parquet.write_table(arrow.table({key: arrow.array(value) for key, value in columns.items()}), part)
-    part.chmod(0o600)
-    part.replace(path)
+        with whole(path, folder / f".{name}.part.parquet") as part:
+            parquet.write_table(arrow.table({key: arrow.array(value) for key, value in columns.items()}), part)
     return path
 
 
