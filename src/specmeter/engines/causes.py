@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+
+from specmeter.trace.masking import mask_text
 
 TAIL_BYTES = 65536
 SHOWN_LINES = 6
@@ -36,8 +39,11 @@ _EXCEPTION = re.compile(r"^(?:\S+ )*?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def log_tail(path: Path, lines: int = SHOWN_LINES) -> list[str]:
-    """The last non-empty ``lines`` of a log, colours and control characters removed; empty if it cannot be read."""
+def log_tail(path: Path, lines: int = SHOWN_LINES, secrets: Sequence[str] = ()) -> list[str]:
+    """The last non-empty ``lines`` of a log, colours, control characters and ``secrets`` taken out.
+
+    Empty if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -47,12 +53,15 @@ def log_tail(path: Path, lines: int = SHOWN_LINES) -> list[str]:
         return []
     cleaned = (_ANSI.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
     printable = ("".join(char for char in line if char.isprintable() or char == "\t") for line in cleaned)
-    return [line for line in printable if line.strip()][-lines:]
+    return [mask_text(line, secrets) for line in printable if line.strip()][-lines:]
 
 
-def cause_in_log(path: Path, exit_code: int | None) -> str:
-    """The cause in words (a known pattern, else the last exception line), then the log's last lines."""
-    tail = log_tail(path, 400)
+def cause_in_log(path: Path, exit_code: int | None, secrets: Sequence[str] = ()) -> str:
+    """The cause in words (a known pattern, else the last exception line), then the log's last lines.
+
+    ``secrets`` are masked in both.
+    """
+    tail = log_tail(path, 400, secrets)
     cause = _known_cause(tail) or _last_exception(tail) or ""
     ended = _ending(exit_code)
     head = "; ".join(part for part in (cause, ended) if part) or "no cause is in its log"

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from specmeter.engines.causes import cause_in_log
+from specmeter.engines.causes import cause_in_log, log_tail
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.trace.masking import mask_file, secrets_of
 
 STOP_GRACE_S = 10.0
 
@@ -43,7 +44,8 @@ class ServerProcess:
     """One running server command and everything it starts.
 
     ``pid`` is the server's own process. The server lives in a session of its own, so a Ctrl-C in the terminal reaches
-    us only; it ends when ``stop`` is called or when this process ends in whatever way.
+    us only; it ends when ``stop`` is called or when this process ends in whatever way. Secrets that its command line or
+    environment holds are masked in what we print of its log, and in the log itself once it has ended.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
@@ -59,6 +61,7 @@ class ServerProcess:
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        self._secrets = secrets_of(command, env)
         self.exit_code: int | None = None
         self._buffer = b""
         self._guardian = subprocess.Popen(
@@ -106,9 +109,12 @@ class ServerProcess:
 
     def failure(self, what: str) -> SpecmeterError:
         """An error (exit 4) that says ``what`` failed and gives the log's cause."""
-        return SpecmeterError(
-            what, cause_in_log(self.log_path, self.exit_code), f"The whole log: {self.log_path}", Exit.SERVER_FAILED
-        )
+        cause = cause_in_log(self.log_path, self.exit_code, self._secrets)
+        return SpecmeterError(what, cause, f"The whole log: {self.log_path}", Exit.SERVER_FAILED)
+
+    def last_line(self) -> str:
+        """The last line of the log, empty if there is none."""
+        return "".join(log_tail(self.log_path, 1, self._secrets))
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
         """End the server and all it started; returns the exit code. A Ctrl-C meanwhile kills without more waiting."""
@@ -125,6 +131,7 @@ class ServerProcess:
                 self._guardian.stdin.close()  # type: ignore[union-attr]
             if self._guardian.stdout is not None:
                 self._guardian.stdout.close()
+            mask_file(self.log_path, self._secrets)
         return self.exit_code
 
     def _order(self, line: bytes) -> None:

@@ -11,7 +11,6 @@ from types import TracebackType
 import httpx
 
 from specmeter.engines.base import Counters, Engine, ServerSpec
-from specmeter.engines.causes import log_tail
 from specmeter.engines.process import ServerProcess, free_port, port_is_taken
 from specmeter.errors import Exit, SpecmeterError
 
@@ -78,8 +77,8 @@ class Server:
                 raise self._timed_out(timeout_s)
             if self.process is not None and now - said >= 1.0:
                 said = now
-                last = log_tail(self.process.log_path, 1)
-                progress(f"waiting for the server, {now - began:.0f} s" + (f": {last[0][:100]}" if last else ""))
+                last = self.process.last_line()
+                progress(f"waiting for the server, {now - began:.0f} s" + (f": {last[:100]}" if last else ""))
             time.sleep(POLL_S)
 
     def _timed_out(self, timeout_s: float) -> SpecmeterError:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 MASK = "***"
+# Shorter values stand in a log by chance: masking them would spoil it. A variable's name says less than an option's.
+LEAST_OPTION, LEAST_VARIABLE = 4, 8
 _SECRET = re.compile(
     r"(?i)(api[-_]?key|access[-_]?key|secret|token(?!s|iz)|passw(or)?d|passphrase|passwd|credential|auth(?!or)|"
     r"cookie|private[-_]?key|session[-_]?key|(^|[-_])(key|pat|pwd|pw)$)"
@@ -38,6 +43,52 @@ def mask_command(command: Sequence[str]) -> list[str]:
             masked.append(_mask_value(word))
         hide_next = secret and not equals and word.startswith("-")
     return masked
+
+
+def secrets_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The secret values that a command line and an environment hold, longest first."""
+    found = {value for value in _option_secrets(command) if len(value) >= LEAST_OPTION}
+    found |= {value for name, value in env.items() if _SECRET.search(name) and len(value) >= LEAST_VARIABLE}
+    for word in (*command, *env.values()):
+        found |= {secret for match in _VALUES.finditer(word) if (secret := _secret_part(match))}
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+
+def mask_text(text: str, secrets: Iterable[str]) -> str:
+    """``text`` with every one of ``secrets`` replaced."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return text
+
+
+def mask_file(path: Path, secrets: Iterable[str]) -> None:
+    """Replace every one of ``secrets`` in a file by as many stars, in place: it works on a full disk too.
+
+    A file that is not there, is empty, or cannot be written is left alone.
+    """
+    with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as text:
+        for secret in secrets:
+            wanted = secret.encode("utf-8", "surrogateescape")
+            at = text.find(wanted)
+            while at >= 0:
+                text[at : at + len(wanted)] = b"*" * len(wanted)
+                at = text.find(wanted, at + len(wanted))
+
+
+def _option_secrets(command: Sequence[str]) -> Iterator[str]:
+    for word, masked in zip(command, mask_command(command), strict=True):
+        if masked == MASK:
+            yield word
+        elif masked.endswith(f"={MASK}"):
+            yield word.partition("=")[2]
+
+
+def _secret_part(match: re.Match[str]) -> str:
+    """What of a secret-looking value is the secret itself: not ``Bearer``, not the user's name before a password."""
+    whole = match.group(0)
+    if match.group(1):
+        return whole[len(match.group(1)) :]
+    return whole if match.group(2) else whole[len(match.group(3)) + 1 :]
 
 
 def _mask_value(value: str) -> str:
