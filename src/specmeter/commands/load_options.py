@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ from specmeter import __version__
 from specmeter.bench.prompts import PromptSet, load_prompts
 from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing, with_engine
-from specmeter.engines import ServerSpec
+from specmeter.eagle.settings import SpecSettings
+from specmeter.engines import ServerSpec, Setting
 from specmeter.engines.spec import add_server_arguments, server_spec
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
+
+# No engine's limit, but far beyond any use: a slip of the finger, found before a server is started.
+MOST_STEPS = 64
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, requests: int, max_tokens: int) -> None:
@@ -46,12 +52,26 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_prompts(args: argparse.Namespace) -> PromptSet:
-    """The prompt set, checked before anything is started."""
+    """The prompt set; it and every number of the load's options are checked before anything is started."""
     if args.requests < 1:
         raise SpecmeterError(f"--requests is {args.requests}; it must be 1 or more.")
     if args.max_tokens < 2:
         raise SpecmeterError(f"--max-tokens is {args.max_tokens}; a decode rate needs 2 or more.")
+    if not 0 <= args.temperature < math.inf:
+        raise SpecmeterError(f"--temperature is {args.temperature}.", "It must be 0 (greedy) or a number above.")
+    timeout = getattr(args, "start_timeout", None)
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise SpecmeterError(f"--start-timeout is {timeout}.", "It must be a number of seconds above 0.")
     return load_prompts(args.prompts, args.kind)
+
+
+def check_settings(spec: ServerSpec, settings: Iterable[Setting]) -> None:
+    """Raise SpecmeterError for a setting that the server's engine cannot run, before it is started."""
+    for setting in settings:
+        if spec.engine == "embedded":
+            SpecSettings(setting.steps, setting.topk, setting.draft_tokens if setting.steps else None)
+        elif setting.steps > MOST_STEPS:
+            raise SpecmeterError(f"{setting.label} has {setting.steps} draft steps.", f"{MOST_STEPS} are the most.")
 
 
 def sending(args: argparse.Namespace) -> Sending:

@@ -21,6 +21,7 @@ from specmeter.bench.session import Probing, Session, planned_link, session, ter
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
+    check_settings,
     chosen_prompts,
     chosen_server,
     print_saved,
@@ -86,6 +87,7 @@ def measure(
             "Start it with `specmeter run -- CMD` and give --link, or use `specmeter bench --url`.",
             Exit.REFUSED,
         )
+    check_settings(spec, [asked] if asked is not None else [])
     spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
     link = planned_link(spec, how)
     try:

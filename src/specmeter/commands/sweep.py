@@ -11,6 +11,7 @@ from specmeter.bench.sweeping import SweepPlan, grid, sweep, takes_settings
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
+    check_settings,
     chosen_prompts,
     chosen_server,
     print_saved,
@@ -47,10 +48,17 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.threshold < 1:
         raise SpecmeterError(f"--threshold is {args.threshold}.", "It must be at least 0 and below 1.")
     settings = grid(*(numbers(getattr(args, n), n) for n in ("steps", "topk", "draft_tokens")))
+    if all(setting.steps == 0 for setting in settings):
+        raise SpecmeterError(
+            f"--steps {args.steps} leaves nothing to sweep.",
+            "Plain decoding is the baseline, which is measured anyway.",
+            "Name a step count above 0, such as 1-6.",
+        )
     prompts = chosen_prompts(args)
     chosen = prompts.sample(args.requests, args.seed)
     plan = SweepPlan(settings, chosen, args.blocks, sending(args), args.starts, args.threshold)
     spec, how, progress = chosen_server(args), probing(args), Progress()
+    check_settings(spec, settings)
     with terminations_interrupt():
         link = planned_link(spec, how) if takes_settings(spec) else None
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
@@ -75,7 +83,12 @@ def numbers(text: str, name: str) -> list[int]:
             raise SpecmeterError(
                 f"--{name.replace('_', '-')} {text} is no list of numbers.", next_step="Write 1-6 or 1,2,4."
             )
-        found += range(int(low), int(high if dash else low) + 1)
-    if len(found) > 64:
-        raise SpecmeterError(f"--{name.replace('_', '-')} {text} has {len(found)} values; 64 are the most.")
+        span = range(int(low), int(high if dash else low) + 1)
+        if not span:
+            raise SpecmeterError(
+                f"--{name.replace('_', '-')} {text} runs backwards: {part}.", next_step=f"Write {high}-{low}."
+            )
+        if len(found) + len(span) > 64:
+            raise SpecmeterError(f"--{name.replace('_', '-')} {text} has more than 64 values.")
+        found += span
     return found

@@ -1,0 +1,50 @@
+"""Numbers that make no sense are refused before a server is started or a run directory made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import specmeter.engines.server
+from specmeter.cli import main
+
+BAD = {
+    "profile --temperature nan": "--temperature is nan",
+    "profile --temperature -1": "--temperature is -1",
+    "profile --temperature inf": "--temperature is inf",
+    "bench --temperature nan": "--temperature is nan",
+    "demo --temperature nan": "--temperature is nan",
+    "profile --steps 99": "speculative_num_steps = 99",
+    "profile --steps -2": "steps is -2",
+    "profile --steps 3 --topk 99": "speculative_eagle_topk = 99",
+    "profile --start-timeout 0": "--start-timeout is 0",
+    "bench --start-timeout nan": "--start-timeout is nan",
+    "sweep --steps 5-1": "runs backwards: 5-1",
+    "sweep --steps 0": "nothing to sweep",
+    "sweep --steps ,": "nothing to sweep",
+    "sweep --steps 1-40": "speculative_num_steps = 17",
+    "sweep --steps 1-999999999": "more than 64",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_senseless_number_starts_nothing(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(specmeter.engines.server, "ServerProcess", lambda *given: started.append(given))
+    # A model directory is named so that none is fetched.
+    assert main([*words.split(), "--model", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert BAD[words] in shown.err and not started
+    assert not list(tmp_path.iterdir())
+
+
+def test_steps_beyond_any_engine_are_refused_for_other_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--steps", "99", "--", "vllm", "serve", "m"]) == 2
+    assert "99 draft steps" in capsys.readouterr().err and not list(tmp_path.iterdir())
