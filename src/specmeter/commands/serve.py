@@ -9,6 +9,8 @@ from pathlib import Path
 from specmeter.errors import Exit, SpecmeterError
 
 DEFAULT_STEPS = 2
+# Tokens; the engine keeps a table and a cache for every position, and no model it runs was trained for as many.
+MAX_CONTEXT = 1 << 21
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +82,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_counts(args: argparse.Namespace) -> None:
-    for name, low in (("threads", 1), ("max_context", 2), ("max_queue", 0)):
+    for name, low, high in (("threads", 1, 1024), ("max_context", 2, MAX_CONTEXT), ("max_queue", 0, 1_000_000)):
         value = getattr(args, name)
-        if value is not None and value < low:
-            raise SpecmeterError(f"--{name.replace('_', '-')} is {value}.", f"It must be at least {low}.")
+        if value is not None and not low <= value <= high:
+            why = f"It must be from {low} to {high:,}."
+            raise SpecmeterError(f"--{name.replace('_', '-')} is {value}.", why, "Give another, or leave it out.")
 
 
 def _model_dir(given: Path | None) -> Path:
@@ -102,9 +105,18 @@ def _draft_dir(args: argparse.Namespace) -> Path | None:
     if args.draft == "none":
         return None
     if args.draft is not None:
-        return Path(args.draft)
+        return _named_head(Path(args.draft))
     # The head that comes along fits the model that comes along, and no other.
     return packaged_head() if args.model is None else None
+
+
+def _named_head(given: Path) -> Path:
+    if not (given / "config.json").exists():
+        why = "It has no config.json." if given.is_dir() else "There is no such directory."
+        raise SpecmeterError(
+            f"{given} is not the directory of a draft head.", why, "Name one with --draft, or serve with --draft none."
+        )
+    return given
 
 
 def packaged_head() -> Path | None:

@@ -6,19 +6,24 @@ and Qwen3 (RMS norm on each q and k head).
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.wiring.number_checks import MOST, is_number, refuse_layers, short
+from specmeter.wiring.safetensors_header import load_json, open_regular
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Values of ``model_type`` that the engine runs. SmolLM2 is ``llama``."""
 
 CAPTURE_KEY = "specmeter_capture"
 """Key of a head's config: the list of k, each meaning the target state H[k] that feeds the head."""
+
+
+MAX_CONFIG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,13 @@ class DraftConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed ``config.json`` of a model folder; SpecmeterError if there is none or it is not a JSON object."""
+    """The parsed ``config.json`` of a model folder; SpecmeterError if there is none or it is no JSON object."""
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         why = "It has no config.json." if folder.is_dir() else "It does not exist or is not a directory."
-        raise SpecmeterError(f"{folder} is not a model directory.", why, "Name a directory with config.json.") from None
-    except (OSError, ValueError) as error:
-        raise SpecmeterError(f"Cannot read {path}.", str(error), "Repair or replace the file.") from error
+        raise SpecmeterError(f"{folder} is not a model directory.", why, "Name a directory with config.json.")
+    with open_regular(path) as stream:
+        raw = load_json(path, stream.read(MAX_CONFIG_BYTES), strict=False)
     if not isinstance(raw, dict):
         raise SpecmeterError(f"Cannot use {path}.", "It is not a JSON object.", "Repair or replace the file.")
     return raw
@@ -107,17 +110,23 @@ def _shape(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         raise _unusable(folder, f"{heads} attention heads are not a multiple of {kv_heads} key-value heads.")
     if str(raw.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise _unusable(folder, f"hidden_act is {raw['hidden_act']!r}; only silu is known.")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    head_dim = _integer(raw, "head_dim", folder, default=hidden // heads)
+    if head_dim % 2:
+        raise _unusable(folder, f"Its head_dim {head_dim} is odd; rotary embedding pairs dimensions.")
+    layers = _integer(raw, "num_hidden_layers", folder)
+    refuse_layers(layers, "model", folder)
+    rope = _rope(raw, folder)
+    theta = raw if raw.get("rope_theta") is not None else rope
     return {
         "hidden_size": hidden,
         "intermediate_size": _integer(raw, "intermediate_size", folder),
-        "num_hidden_layers": _integer(raw, "num_hidden_layers", folder),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": _integer(raw, "head_dim", folder, default=hidden // heads),
+        "head_dim": head_dim,
         "vocab_size": _integer(raw, "vocab_size", folder),
-        "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
-        "rope_theta": float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        "rms_norm_eps": _number(raw, "rms_norm_eps", folder, default=1e-6, zero=True),
+        "rope_theta": _number(theta, "rope_theta", folder, default=10000.0),
         "max_position_embeddings": _integer(raw, "max_position_embeddings", folder, default=2048),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "rope_scaling": _rope_scaling(rope, folder),
@@ -130,18 +139,37 @@ def _rope_scaling(rope: Mapping[str, Any], folder: Path) -> RopeScaling | None:
         return None
     if kind != "llama3":
         raise _unusable(folder, f"Its rotary scaling is {kind!r}; only 'default' and 'llama3' are known.")
+    low, high = (_number(rope, name, folder) for name in ("low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise _unusable(folder, f"Its rotary scaling has low_freq_factor {low:g} and high_freq_factor {high:g}.")
     return RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
+        factor=_number(rope, "factor", folder),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=_integer(rope, "original_max_position_embeddings", folder),
     )
 
 
+def _rope(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The table of rotary parameters, in the newer or the older spelling; empty when there is none."""
+    for key in ("rope_parameters", "rope_scaling"):
+        table = raw.get(key)
+        if table is not None and not isinstance(table, dict):
+            raise _unusable(folder, f"{key} is {short(table)} in its config.json, not an object.")
+        if table:
+            return table
+    return {}
+
+
 def _capture(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    ids = (raw.get("eagle_config") or {}).get(CAPTURE_KEY, raw.get(CAPTURE_KEY))
-    if isinstance(ids, list) and ids and all(isinstance(k, int) for k in ids):
+    nested = raw.get("eagle_config")
+    ids = (nested if isinstance(nested, dict) else {}).get(CAPTURE_KEY, raw.get(CAPTURE_KEY))
+    if isinstance(ids, list) and ids and all(type(k) is int for k in ids):
+        if len(set(ids)) != len(ids):
+            raise _unusable(folder, f"Its {CAPTURE_KEY} {short(ids)} names a state twice.")
         return tuple(ids)
+    if ids is not None:
+        raise _unusable(folder, f"Its {CAPTURE_KEY} is {short(ids)}, not a list of whole numbers.")
     raise SpecmeterError(
         f"The head in {folder} does not say which target states feed it.",
         f"Its config.json has no {CAPTURE_KEY!r} list; the layer ids that other engines read mean different states.",
@@ -153,9 +181,21 @@ def _integer(raw: Mapping[str, Any], key: str, folder: Path, default: int | None
     value = raw.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise _unusable(folder, f"config.json has no positive {key}.")
+    if type(value) is not int or not 0 < value <= MOST:
+        raise _unusable(folder, f"config.json has no positive {key}" + (f": {short(value)}." if value else "."))
     return value
+
+
+def _number(
+    raw: Mapping[str, Any], key: str, folder: Path, default: float | None = None, *, zero: bool = False
+) -> float:
+    """A finite number above 0, or from 0 where ``zero`` is set."""
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not is_number(value) or value < 0 or (value == 0 and not zero):
+        raise _unusable(folder, f"{key} is {short(value)} in its config.json; it must be a number above 0.")
+    return float(value)
 
 
 def _unusable(folder: Path, why: str) -> SpecmeterError:

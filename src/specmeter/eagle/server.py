@@ -102,6 +102,7 @@ def _bind_error(host: str, port: int, error: OSError) -> SpecmeterError:
 
 def load_service(options: ServeOptions) -> Service:
     """Engine, tokenizer and limits from the directories. Raises SpecmeterError if one cannot be used."""
+    from specmeter.eagle.config import LlamaConfig
     from specmeter.eagle.engine import Engine
     from specmeter.eagle.server_http import Service
     from specmeter.eagle.server_jobs import Dispatcher
@@ -109,12 +110,14 @@ def load_service(options: ServeOptions) -> Service:
     from specmeter.eagle.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(options.model_dir)
+    # Before the engine allocates for every position: beyond what the model was trained for there is nothing to serve.
+    trained = LlamaConfig.from_dir(options.model_dir).max_position_embeddings
     engine = Engine.load(
         options.model_dir,
         options.draft_dir,
         dtype=options.dtype,
         threads=options.threads,
-        max_context=options.max_context,
+        max_context=min(options.max_context, trained),
     )
     limits = Limits(
         model=options.model_dir.name,

@@ -59,8 +59,10 @@ class Tokenizer:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **self._named_tokens()
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise SpecmeterError("The model's chat template refuses these messages.", str(error)) from error
+        except Exception as error:  # whatever the template's own arithmetic and look-ups may raise
+            raise SpecmeterError(
+                "The model's chat template refuses these messages.", str(error), "Send the roles that it knows."
+            ) from error
 
     def _named_tokens(self) -> dict[str, str]:
         found = {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
@@ -71,14 +73,17 @@ class Tokenizer:
         for name in ("generation_config.json", "config.json"):
             value = _read_json(directory / name).get("eos_token_id")
             ids = value if isinstance(value, list) else [value]
-            found.update(i for i in ids if isinstance(i, int))
+            found.update(i for i in ids if type(i) is int)
         eos = _token_text(self._config.get("eos_token"))
         own = None if eos is None else self._backend.token_to_id(eos)
         return tuple(sorted(found | ({own} if own is not None else set())))
 
     def _compile_template(self, directory: Path) -> Template | None:
         file = directory / "chat_template.jinja"
-        source = file.read_text() if file.is_file() else self._config.get("chat_template")
+        try:
+            source = file.read_text("utf-8") if file.is_file() else self._config.get("chat_template")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecmeterError(f"Cannot read {file}.", str(error), "Fetch or copy the file again.") from error
         if isinstance(source, list):
             named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
             source = named.get("default")
@@ -93,8 +98,10 @@ class Tokenizer:
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         try:
             return environment.from_string(source)
-        except TemplateError as error:
-            raise SpecmeterError(f"The chat template in {directory} is broken.", str(error)) from error
+        except (TemplateError, RecursionError) as error:
+            raise SpecmeterError(
+                f"The chat template in {directory} is broken.", str(error), "Fetch or copy the directory again."
+            ) from error
 
 
 class StreamDecoder:
@@ -130,8 +137,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecmeterError(f"Cannot read {path}.", str(error), "Fetch or copy the file again.") from error
     if not isinstance(document, dict):
         raise SpecmeterError(f"Cannot read {path}.", "It is not a JSON object.", "Fetch or copy the file again.")

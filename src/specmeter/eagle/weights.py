@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specmeter.errors import SpecmeterError
+from specmeter.wiring.checkpoint import open_checkpoint
 
 
 class Checkpoint:
@@ -19,10 +20,14 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads all ``*.safetensors`` of ``folder``; SpecmeterError if there are none or one cannot be read."""
+        """Reads the ``*.safetensors`` of ``folder``, those of its index if it has one.
+
+        Raises SpecmeterError if there are none, one cannot be read, or a tensor is there twice.
+        """
         self.folder = folder
         self._tensors: dict[str, Tensor] = {}
-        files = sorted(folder.glob("*.safetensors"))
+        # The headers first: pipes, false sizes and a name that occurs twice are refused, which the loader does not do.
+        files = sorted({tensor.file for tensor in open_checkpoint(folder, "model").tensors.values()})
         if not files:
             raise SpecmeterError(
                 f"{folder} has no weights.", "It holds no *.safetensors file.", "Name a complete model directory."
@@ -30,7 +35,7 @@ class Checkpoint:
         for path in files:
             try:
                 self._tensors.update(load_file(path))
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that this torch lacks
                 raise SpecmeterError(f"Cannot read {path}.", str(error), "Fetch or copy the file again.") from error
 
     def __contains__(self, name: str) -> bool:
@@ -41,7 +46,10 @@ class Checkpoint:
         return next((t.dtype for t in self._tensors.values() if t.dtype.is_floating_point), torch.float32)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor ``name``; SpecmeterError if it is absent or not of ``shape``."""
+        """The tensor ``name``; SpecmeterError if it is absent, not of ``shape``, or no integers where they are wanted.
+
+        Converting between integers and fractions would make other numbers of them.
+        """
         tensor = self._tensors.get(name)
         if tensor is None:
             raise SpecmeterError(
@@ -52,6 +60,13 @@ class Checkpoint:
                 f"{name} in {self.folder} has shape {list(tensor.shape)}.",
                 f"Its config.json and its target call for {list(shape)}.",
                 "Name a head and a target that belong together.",
+            )
+        if dtype is not None and (tensor.is_complex() or tensor.is_floating_point() != dtype.is_floating_point):
+            kinds = "floating point numbers" if dtype.is_floating_point else "whole numbers"
+            raise SpecmeterError(
+                f"{name} in {self.folder} has dtype {str(tensor.dtype).removeprefix('torch.')}.",
+                f"It must hold {kinds}.",
+                "Fetch or export the checkpoint again.",
             )
         del self._tensors[name]
         return tensor if dtype is None else tensor.to(dtype)
