@@ -138,6 +138,10 @@ def test_sweep_finds_the_best_and_pairs_by_block_and_prompt(tmp_path: Path) -> N
     ]
     found = analyse_sweep(arms)
     assert (found["best"], [row["verdict"] for row in found["arms"]]) == ("k2", ["baseline", "faster", "slower"])
+    assert found["not_told_apart"] == []
+    twin = Arm("k3", {"steps": 3}, [Request(**{**r.__dict__, "setting": "k3"}) for r in requests[1::2]])
+    tied = analyse_sweep([*arms, twin])
+    assert tied["not_told_apart"] == ["k3"] and "not told apart from it: k3" in tied["verdict"]["sentence"]
     k2 = found["arms"][1]
     assert k2["cycle_ms"]["point"] == pytest.approx(16) and k2["break_even_tokens"] == pytest.approx(1.6)
     assert k2["ratio"]["n"] == 4

@@ -52,9 +52,18 @@ def analyse_sweep(arms: Sequence[Arm], threshold: float = 0.01) -> dict[str, Any
         "reason": "" if base else "no baseline was measured",
         "arms": rows,
         "best": best["setting"] if best else None,
+        "not_told_apart": _ties(arms, best["setting"]) if best else [],
     }
     document["verdict"] = _verdict(document, best)
     return document
+
+
+def _ties(arms: Sequence[Arm], best: str) -> list[str]:
+    """The speculative settings that these requests cannot tell from the best: its ratio to them may be 1."""
+    winner = next(arm for arm in arms if arm.setting == best)
+    others = [arm for arm in arms if arm.setting not in (best, BASELINE) and finished(arm.requests)]
+    ratios = [(arm.setting, compare(winner.requests, arm.requests)) for arm in others]
+    return [setting for setting, ratio in ratios if ratio is None or ratio.low <= 1]
 
 
 def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
@@ -155,6 +164,8 @@ def _verdict(document: dict[str, Any], best: dict[str, Any] | None) -> dict[str,
     gain = 100 * (ratio["point"] - 1)
     if best["verdict"] == "faster":
         sentence = f"{best['setting']} is best: {gain:.0f} % faster than the baseline."
+        if document["not_told_apart"]:
+            sentence = f"{sentence[:-1]}; not told apart from it: {', '.join(document['not_told_apart'])}."
     else:
         sentence = f"{best['setting']} is the fastest ({gain:+.0f} %), but not shown to beat the baseline."
     return {"word": best["verdict"], "sentence": sentence}

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         raise SpecmeterError(
             "The embedded engine's packages are not installed.",
             str(error),
-            "Run `pip install 'specmeter[engine]'`.",
+            "Run `pip install -e '.[engine]'` in the checkout.",
             Exit.ENVIRONMENT,
         ) from error
     # A polite kill unwinds like Ctrl-C, so that no half-made directory stays behind.

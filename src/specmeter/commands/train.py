@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise SpecmeterError(
             "Training needs torch.",
             "The engine extra is not installed.",
-            "pip install 'specmeter[engine]'",
+            "pip install -e '.[engine]' in the checkout",
             exit=Exit.ENVIRONMENT,
         ) from None
     from specmeter.eagle.training.session import Request, train

@@ -84,6 +84,6 @@ def needs(package: str, extra: str, what: str) -> SpecmeterError:
     return SpecmeterError(
         f"{what} need the package {package}",
         "It is not installed here; the base install is kept small.",
-        f"pip install 'specmeter[{extra}]'",
+        f"pip install -e '.[{extra}]' in the checkout",
         Exit.ENVIRONMENT,
     )

@@ -94,7 +94,7 @@ def _messages() -> Any:
         raise SpecmeterError(
             "The Perfetto format needs the perfetto package",
             "It is not installed here.",
-            "pip install 'specmeter[perfetto]', or export with --format chrome, which Perfetto opens too.",
+            "pip install -e '.[perfetto]' in the checkout, or export with --format chrome, which Perfetto opens too.",
             Exit.ENVIRONMENT,
         ) from error
     return perfetto_trace_pb2

@@ -19,6 +19,10 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
     yield ""
     yield _table(document, width)
     yield remark("* fastest. break-even: accept length at which the setting equals the baseline.")
+    yield remark(
+        "tok/s is the mean over requests, x baseline the geometric mean over the same prompts, accept and cycle the "
+        "mean over all cycles: different means, so the columns do not divide into each other exactly."
+    )
     for row in document["arms"]:
         yield from _remarks(row)
     counted = {units(row["ratio"]["n"], row["ratio"]["unit"]) for row in document["arms"] if row["ratio"]}

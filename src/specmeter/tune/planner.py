@@ -145,6 +145,6 @@ def _optuna() -> Any:
         raise SpecmeterError(
             "A space with flags or variables needs Optuna.",
             str(error),
-            "Run `pip install 'specmeter[tune]'`, or narrow the space to speculative settings.",
+            "Run `pip install -e '.[tune]'` in the checkout, or narrow the space to speculative settings.",
             Exit.ENVIRONMENT,
         ) from error

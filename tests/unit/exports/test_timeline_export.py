@@ -238,4 +238,4 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path: Path, monke
             parser = argparse.ArgumentParser()
             command.prepare_parser(parser)
             command.run(parser.parse_args([str(run), "--format", form, "--out", str(tmp_path / form)]))
-        assert f"specmeter[{extra}]" in error.value.next_step and error.value.exit == 5
+        assert f"'.[{extra}]'" in error.value.next_step and error.value.exit == 5

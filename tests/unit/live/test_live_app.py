@@ -196,4 +196,4 @@ def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "specmeter.live.app", None)
     with pytest.raises(SpecmeterError) as error:
         top._app(None, 10, Shown())
-    assert "specmeter[live]" in error.value.next_step and error.value.exit == 5
+    assert "'.[live]'" in error.value.next_step and error.value.exit == 5

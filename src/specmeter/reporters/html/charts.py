@@ -52,7 +52,7 @@ def draw(spec: Spec, values: Rows = ()) -> str:
         import vl_convert
     except ImportError as error:
         raise SpecmeterError(
-            "The page's charts need vl-convert.", "It is not installed.", "pip install 'specmeter[html]'",
+            "The page's charts need vl-convert.", "It is not installed.", "pip install -e '.[html]' in the checkout",
             Exit.ENVIRONMENT,
         ) from error  # fmt: skip
     whole = {

@@ -150,7 +150,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None, filters: Any) -> Co
         found = parquet.read_table(path, columns=None if columns is None else list(columns), filters=filters)
         return {key: found[key].to_numpy() for key in found.column_names}
     except ImportError as error:
-        raise SpecmeterError(f"{path} needs pyarrow", next_step="pip install 'specmeter[data]'") from error
+        raise SpecmeterError(f"{path} needs pyarrow", next_step="pip install -e '.[data]' in the checkout") from error
     except Exception as error:
         raise SpecmeterError(f"The table {path} cannot be read", str(error)) from error
 
