@@ -34,7 +34,8 @@ def check_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
 
 def check_word(document: Mapping[str, Any]) -> str:
     """The style of the verdict: ``error`` or ``faster``."""
-    return "error" if document["errors"] else "faster"
+    unknown = any(found["id"] == "head-kind" for found in document["findings"])
+    return "error" if document["errors"] else "inconclusive" if unknown else "faster"
 
 
 def check_sentence(document: Mapping[str, Any]) -> str:
@@ -45,6 +46,9 @@ def check_sentence(document: Mapping[str, Any]) -> str:
     if errors:
         rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         return f"Wiring is wrong: {inert(errors[0]['what'], 240).rstrip('.')}{rest}{more}."
+    unknown = next((f for f in document["findings"] if f["id"] == "head-kind"), None)
+    if unknown is not None:
+        return f"Wiring cannot be told: {inert(unknown['what'], 240).rstrip('.')}{more}."
     trained = document["trained"]["states"]
     if trained is None:
         return f"No fault found, but what the head was trained on is not known{more}."

@@ -60,6 +60,9 @@ def test_the_headline_never_calls_a_wiring_right_that_differs(
     assert headline.startswith("Wiring is in doubt: sglang") and "H[2], H[16], H[29]" in headline
     assert main(command(tmp_path / "sound")) == 0
     assert capsys.readouterr().out.startswith("Wiring is right")
+    target = str(tmp_path / "sound" / "target")
+    assert main(["check", "--target", target, "--draft", target]) == 0
+    assert capsys.readouterr().out.startswith("Wiring cannot be told: the draft")
 
 
 def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
