@@ -12,6 +12,7 @@ import pytest
 
 import specmeter
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_requests, baseline_from_trace
+from specmeter.analysis.stats import mean_interval
 from specmeter.analysis.sweep import Arm, analyse_sweep
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
@@ -87,6 +88,15 @@ def test_known_run_gives_known_numbers(tmp_path: Path) -> None:
     assert found["verdict"]["word"] == "faster"
     assert "wins" in found["verdict"]["sentence"] and "1.60 baseline steps" in found["verdict"]["sentence"]
     json.dumps(found, allow_nan=False)
+
+
+def test_a_gain_that_the_cycles_do_not_bear_out_is_said_at_once(tmp_path: Path) -> None:
+    trace, requests = record(tmp_path)
+    steady = analyse(trace, requests, baseline_from_trace(trace))
+    assert "quiet machine" not in steady["verdict"]["sentence"]
+    step = mean_interval([13.0, 13.0, 13.0], "request")
+    found = analyse(trace, requests, Baseline(step, "another day"))
+    assert "The mean cycle alone would give +62 %" in found["verdict"]["sentence"]
 
 
 def test_without_baseline_break_even_is_null_with_the_reason(tmp_path: Path) -> None:
