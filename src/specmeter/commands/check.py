@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.control.holder import describe, holder
 from specmeter.control.link import Link, find_link
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.check_view import check_sentence, check_word
@@ -100,7 +101,23 @@ def _link(args: argparse.Namespace) -> Link | None:
         raise SpecmeterError(
             f"--wait {args.wait:g} is no time to wait", "A request takes more than no time.", "Give seconds above 0."
         )
-    return find_link(args.link)
+    link = find_link(args.link)
+    if args.link is None:
+        _take_unnamed(link)
+    return link
+
+
+def _take_unnamed(link: Link) -> None:
+    """Say which link was taken; SpecmeterError (exit 3) when somebody controls it and it was not asked for by name."""
+    other = holder(link)
+    if other is not None:
+        raise SpecmeterError(
+            f"the only link, {link.id}, is under the control of somebody else",
+            f"{describe(other)}. --live reads no server that others are at work with, unless it is named.",
+            f"Wait until they are done, or name it: --link {link.id}",
+            Exit.REFUSED,
+        )
+    _say(f"taking the only link there is: {link.id}")
 
 
 def _engine_of(link: Link, args: argparse.Namespace) -> Engine:

@@ -21,7 +21,7 @@ from specmeter.wiring.number_checks import check_numbers, refuse_layers
 from specmeter.wiring.position_checks import check_positions
 from specmeter.wiring.shape import Shape, read_shape
 from specmeter.wiring.trained import Trained, trained_states
-from specmeter.wiring.version_table import NEWEST, from_table, parse_version, table_knows
+from specmeter.wiring.version_table import NEWEST, OLDEST, from_table, parse_version, table_knows
 from specmeter.wiring.vocabulary_checks import check_text, check_vocabulary
 from specmeter.wiring.wiring_checks import Deriver, check_feeds, check_ids
 
@@ -147,6 +147,16 @@ def _origin(engine: Engine, feeds: list[Feed], target: Shape, config: Mapping[st
         if parse_version(engine.version) > parse_version(NEWEST[engine.name]):
             found.append(
                 warning("table-too-old", f"{name} is newer than the table, which ends at {NEWEST[engine.name]}")
+            )
+        if parse_version(engine.version) < parse_version(OLDEST[engine.name]):
+            found.append(
+                warning(
+                    "before-table",
+                    f"{name} is older than the table, which reaches back to {OLDEST[engine.name]}",
+                    "What is said of it is what the oldest releases in the table do; it may not run EAGLE-3 at all.",
+                    "Give the engine's source: --python EXE or --path DIR.",
+                    engine=name,
+                )
             )
         return found
     if not feeds:

@@ -46,10 +46,18 @@ class Engine:
 
 def parse_engine(text: str) -> tuple[str, str]:
     """``sglang==0.5.16`` as ("sglang", "0.5.16"); the version is empty when not given."""
-    name, _, version = text.partition("==")
+    name, equals, version = text.partition("==")
     name = _ALIASES.get(name, name)
     if name not in _KNOWN:
-        raise SpecmeterError(f"unknown engine {name!r}", next_step=f"Known: {', '.join(_KNOWN)}.")
+        raise SpecmeterError(
+            f"unknown engine {name!r}", "Its wiring is not known here.", f"Known: {', '.join(_KNOWN)}."
+        )
+    if equals and not version.strip():
+        raise SpecmeterError(
+            f"--engine {text} names no version",
+            "Nothing follows the two equals signs.",
+            f"--engine {name}==VERSION; or --engine {name} with --python EXE or --path DIR.",
+        )
     return name, version
 
 

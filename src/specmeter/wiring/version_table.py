@@ -14,7 +14,8 @@ from specmeter.wiring.shape import Shape
 
 Version = tuple[int, ...]
 
-# The newest release that the rows were read from; a later one is answered with a note.
+# The oldest and newest releases that the rows were read from; beyond them the answer comes with a warning.
+OLDEST = {"sglang": "0.4.6.post5", "vllm": "0.10.2"}
 NEWEST = {"sglang": "0.5.23", "vllm": "0.33.0"}
 _DEEPSEEK = (
     "DeepseekV2ForCausalLM",
@@ -81,10 +82,12 @@ _V2_ARCHITECTURES: tuple[tuple[Version, tuple[str, ...]], ...] = (
 
 def parse_version(text: str) -> Version:
     """The numbers of a version, ``0.4.9.post6`` as (0, 4, 9, 6). Raises SpecmeterError when there are none."""
-    numbers = re.match(r"\d+(\.\d+)*", text)
+    numbers = re.match(r"\d{1,9}(\.\d{1,9})*(?!\d)", text)
     if numbers is None:
-        raise SpecmeterError(f"{text!r} is not a version", next_step="Write it as 0.5.16.")
-    post = re.search(r"post(\d+)", text)
+        raise SpecmeterError(
+            f"{text[:40]!r} is not a version", "A version begins with a number.", "Write it as --engine sglang==0.5.16."
+        )
+    post = re.search(r"post(\d{1,9})", text)
     return tuple(int(part) for part in numbers.group().split(".")) + ((int(post.group(1)),) if post else ())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specmeter.cli import main
+from specmeter.control.link import make_link
 from tests.support.wiring_pairs import make
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -79,7 +81,9 @@ def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.Capture
     [
         (["--engine", "trt==1"], "unknown engine"),
         (["--engine", "sglang"], "neither the source nor the version"),
-        (["--engine", "sglang==x"], "is not a version"),
+        (["--engine", "sglang==x"], "'x' is not a version"),
+        (["--engine", "vllm==" + "9" * 5000], "is not a version"),
+        (["--engine", "vllm=="], "--engine vllm== names no version"),
         (["--path", "/"], "need --engine"),
         (["--engine", "vllm", "--path", "/nowhere"], "there is no vllm package"),
         (["--trained", "a,b"], "is not a list of layers"),
@@ -91,6 +95,48 @@ def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.Capture
 def test_usage_mistakes(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(tmp_path, *more)) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["vllm==abc", "vllm==", "trt"])
+def test_an_engine_that_cannot_be_says_why_and_what_to_do(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, "--engine", engine)) == 2
+    said = capsys.readouterr().err
+    assert "why:" in said and "next:" in said
+
+
+def test_releases_before_the_table_are_answered_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(tmp_path, "--fail-on", "warning")
+    for engine, oldest in (("vllm", "0.10.2"), ("sglang", "0.4.6.post5")):
+        assert main([*arguments, "--engine", f"{engine}==0.0.1"]) == 1
+        assert f"which reaches back to {oldest}" in capsys.readouterr().out
+        main([*arguments, "--engine", f"{engine}=={oldest}"])
+        assert "before-table" not in capsys.readouterr().out
+
+
+def test_live_takes_the_only_link_when_it_is_free_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    plan = {"engine": "specmeter", "engine_version": "1.0", "points": [], "value_ids": {}}
+    link = make_link(plan, {}, link_id="mine")
+    arguments = command(tmp_path / "pair", specmeter_capture=[3, 16, 28])
+    with (link.path / "lock").open("w") as other:
+        other.write('{"user": "ann", "host": "box", "command": "specmeter top", "pid": 1}')
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main([*arguments, "--live"]) == 3
+        said = capsys.readouterr().err
+        assert "the only link, mine, is under the control" in said and "ann@box" in said and "--link mine" in said
+        # Named, it is read along; this one has no wiring point to read.
+        assert main([*arguments, "--link", "mine"]) == 3
+        assert "link mine has no wiring point" in capsys.readouterr().err
+    assert main([*arguments, "--live"]) == 3
+    said = capsys.readouterr().err
+    assert "taking the only link there is: mine" in said and "has no wiring point" in said
 
 
 def test_an_environment_without_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
