@@ -95,7 +95,9 @@ def _link(args: argparse.Namespace) -> Link | None:
     """The link that is asked for, if any."""
     if not args.live and args.link is None:
         if args.url is not None:
-            raise SpecmeterError("--url needs --live or --link", "It is where the running server is asked.")
+            raise SpecmeterError(
+                "--url needs --live or --link", "It is where the running server is asked.", "Add --link ID, or --live."
+            )
         return None
     if not args.wait > 0:  # NaN too
         raise SpecmeterError(
@@ -125,7 +127,9 @@ def _engine_of(link: Link, args: argparse.Namespace) -> Engine:
     plan = link.plan()
     name = str(plan["engine"])
     if args.engine is not None and parse_engine(args.engine)[0] != name:
-        raise SpecmeterError(f"link {link.id} runs {name}, not {args.engine}", next_step="Leave --engine out.")
+        raise SpecmeterError(
+            f"link {link.id} runs {name}, not {args.engine}", "The link knows its engine.", "Leave --engine out."
+        )
     if args.path is not None:
         return in_folder(args.path, name, str(plan["engine_version"]))
     if name == EMBEDDED:
@@ -159,7 +163,11 @@ def _layers(text: str) -> tuple[int, ...]:
 def _engines(args: argparse.Namespace) -> list[Engine]:
     if args.engine is None:
         if args.python or args.path:
-            raise SpecmeterError("--python and --path need --engine", next_step="Add --engine sglang or --engine vllm.")
+            raise SpecmeterError(
+                "--python and --path need --engine",
+                "They say where an engine's source is, not which engine it is.",
+                "Add --engine sglang or --engine vllm.",
+            )
         return []
     name, version = parse_engine(args.engine)
     if name == EMBEDDED:

@@ -99,7 +99,11 @@ def head_config(draft_dir: Path, slots: int) -> DraftConfig:
     vocab = raw.get("draft_vocab_size") or raw.get("vocab_size")
     layer = LlamaConfig.from_dir(draft_dir)
     if not isinstance(vocab, int):
-        raise SpecmeterError(f"The head in {draft_dir} states no vocabulary size.")
+        raise SpecmeterError(
+            f"The head in {draft_dir} states no vocabulary size.",
+            "Its config.json has neither draft_vocab_size nor vocab_size as a whole number.",
+            "Correct its config.json.",
+        )
     return DraftConfig(layer=layer, draft_vocab_size=vocab, capture=tuple(range(slots)))
 
 
