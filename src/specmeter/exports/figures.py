@@ -115,7 +115,7 @@ def run_figures(run: Run) -> list[Figures]:
             {name: Buckets().with_values(seconds) for name, seconds in times.items()},
             cycles={str(k): int(n) for k, n in zip(*np.unique(cycles["kind"][of], return_counts=True), strict=True)},
             cycle_s=float(cycles["dur_ns"][chosen].mean()) / 1e9 if chosen.any() else None,
-            lost=int(run.analysis["records"]["overwritten"]) if number == 0 else 0,
+            lost=int((run.analysis.get("records") or {}).get("overwritten", 0)) if number == 0 else 0,
         )  # fmt: skip
         found.append(_acceptance(run, figures if number else figures.with_baseline(step_s, overhead), number == 0))
     return found
@@ -126,12 +126,13 @@ def _acceptance(run: Run, figures: Figures, leading: bool) -> Figures:
     found = run.analysis.get("acceptance") or {}
     if not leading or not found.get("length_tokens"):
         return figures
-    sequences, length = int(found["sequences"]), float(found["length_tokens"]["point"])
+    sequences, length = int(found.get("sequences", 0)), float(found["length_tokens"]["point"])
     positions = []
-    for place in found["positions"]:
-        kept = round((place["conditional"] or 0.0) * place["reached"])
-        drafted = round(kept / place["cumulative"]) if place["cumulative"] else sequences
-        positions.append(Position(drafted, int(place["reached"]), kept))
+    for place in found.get("positions", ()):
+        reached, cumulative = int(place.get("reached", 0)), place.get("cumulative")
+        kept = round((place.get("conditional") or 0.0) * reached)
+        drafted = round(kept / cumulative) if cumulative else sequences
+        positions.append(Position(drafted, reached, kept))
     return replace(
         figures, sequences=sequences, tokens=round(sequences * length), accept_length=length, positions=tuple(positions)
     )

@@ -20,6 +20,7 @@ from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.build import Trace
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.requests import Request
+from specmeter.trace.shape import check_document, damaged
 from specmeter.trace.tables import Columns, cycle_columns, read_table, request_columns, span_columns, write_table
 from specmeter.trace.whole import NotSaved, whole
 
@@ -214,11 +215,13 @@ def _write(path: Path, text: str) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise SpecmeterError(f"{path} cannot be read", str(error)) from error
+    except OSError as error:
+        raise SpecmeterError(f"{path} cannot be read", str(error.strerror or error)) from error
+    except (ValueError, RecursionError) as error:
+        raise damaged(str(path), f"It is no JSON document: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if path.name != "plan.json" and schema not in _KNOWN:
         raise SpecmeterError(
@@ -226,4 +229,8 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"This specmeter reads {', '.join(_KNOWN)}.",
             "Read it with the specmeter version that wrote it.",
         )
-    return dict(document)
+    return check_document(path, document)
+
+
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")

@@ -13,6 +13,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.trace.build import RankTrace, Trace
 from specmeter.trace.cycles import DROPS, KINDS
 from specmeter.trace.requests import Request
+from specmeter.trace.shape import check_table
 from specmeter.trace.whole import whole
 
 Columns = dict[str, NDArray[Any]]
@@ -74,7 +75,13 @@ def write_table(folder: Path, name: str, columns: Columns) -> Path:
 
 
 def read_table(folder: Path, name: str) -> Columns:
-    """Read a table; an empty dict where the run has none. Raises SpecmeterError for an unreadable file."""
+    """Read a table; an empty dict where the run has none. Raises SpecmeterError for an unreadable or damaged one."""
+    columns = _stored(folder, name)
+    check_table(folder, name, columns)
+    return columns
+
+
+def _stored(folder: Path, name: str) -> Columns:
     npz, parquet_path = folder / f"{name}.npz", folder / f"{name}.parquet"
     try:
         if npz.exists():
@@ -86,7 +93,9 @@ def read_table(folder: Path, name: str) -> Columns:
             table = parquet.read_table(parquet_path)
             return {key: table[key].to_numpy() for key in table.column_names}
     except ImportError as error:
-        raise SpecmeterError(f"{parquet_path} needs pyarrow", next_step="pip install 'specmeter[data]'") from error
+        raise SpecmeterError(
+            f"{parquet_path} needs pyarrow", next_step="pip install -e '.[data]' in the checkout"
+        ) from error
     except Exception as error:
         raise SpecmeterError(f"The table {name} in {folder} cannot be read", str(error)) from error
     return {}
