@@ -30,6 +30,8 @@ from specmeter.trace.requests import Request, finished
 
 SCHEMA = "specmeter/analysis/1"
 BASELINE = "baseline"
+# The delta method is a straight line through the logarithm: at three times the estimate and more it says nothing.
+WIDEST_LOG = 3.0
 # The two ways to the gain differ by a few per cent on a steady machine: requests end within a cycle.
 _AGREE = 1.15
 
@@ -196,6 +198,8 @@ def _divide(a: Interval, b: Interval) -> Interval:
     if not (math.isfinite(a.high) and math.isfinite(b.high)):
         return Interval(-math.inf, point, math.inf, a.level, method, n, a.unit)
     half = math.hypot((a.high - a.low) / 2 / a.point, (b.high - b.low) / 2 / b.point)
+    if half > WIDEST_LOG:
+        return Interval(-math.inf, point, math.inf, a.level, method, n, a.unit)
     return Interval(point * math.exp(-half), point, point * math.exp(half), a.level, method, n, a.unit)
 
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from specmeter.reporters.html.markup import text
+from specmeter.reporters.numbers import bounds, no_interval
 from specmeter.trace.rundir import Run
 
 
@@ -67,8 +68,8 @@ def _sweep(analysis: Mapping[str, Any]) -> str:
 def _interval(value: Mapping[str, Any] | None) -> str:
     if not value or value["point"] is None:
         return "not measured"
-    if value["low"] is None or value["high"] is None:
-        return f"{value['point']:.3f} (no interval)"
+    if value["low"] is None or value["high"] is None or (value["low"] >= 0 and bounds(value) is None):
+        return f"{value['point']:.3f} ({no_interval(value)})"
     return f"{value['point']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 

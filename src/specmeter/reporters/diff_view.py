@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specmeter.reporters.inert import inert
+from specmeter.reporters.numbers import bounds, no_interval
 
 _STYLES = {"more": "red", "less": "green"}
 
@@ -88,6 +89,7 @@ def _changes(document: Mapping[str, Any]) -> Table:
 
 
 def _interval(interval: Mapping[str, Any]) -> str:
-    if interval["low"] is None or interval["high"] is None:
-        return "no interval"
+    # The interval of a difference that may be zero is never too wide for it: only ratios are judged by their width.
+    if interval["low"] is None or interval["high"] is None or (interval["low"] >= 0 and bounds(interval) is None):
+        return no_interval(interval)
     return f"{interval['low']:.3f}, {interval['high']:.3f}"

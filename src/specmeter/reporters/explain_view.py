@@ -12,7 +12,7 @@ from rich.text import Text
 
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import MIDDLE, NARROW, heading, make_table, remark, verdict_line
-from specmeter.reporters.numbers import MISSING, bounds, number, percent, point
+from specmeter.reporters.numbers import MISSING, bounds, no_interval, number, percent, point
 
 _LETTERS = {"measured": "m", "interpolated": "i", "extrapolated": "x"}
 _KINDS = {"ceiling": "half of all there is to win", "measured": "measured here", "setting": "predicted"}
@@ -139,7 +139,7 @@ def _gain(interval: Mapping[str, Any]) -> str:
     change = f"{100 * (interval['point'] - 1):+.1f} %"
     ends = bounds(interval)
     if ends is None:
-        return f"{change} (no interval)"
+        return f"{change} ({no_interval(interval)})"
     return f"{change} [{100 * (ends[0] - 1):+.1f}, {100 * (ends[1] - 1):+.1f}]"
 
 

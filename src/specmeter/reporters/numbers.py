@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 MISSING = "-"
+# Student's t over so few units gives ends such as 0 and 1e38 where they differ: that is no interval but their want.
+FEW_UNITS, WIDEST = 4, 20.0
 
 
 def bounds(interval: Mapping[str, Any] | None, floor: float = 0.0) -> tuple[float, float] | None:
-    """The ends of an interval, the lower one cut at ``floor``; None where there are none.
+    """The ends of an interval, the lower one cut at ``floor``; None where there are none, or where they say nothing.
+
+    They say nothing where at most FEW_UNITS units put them more than WIDEST times the estimate apart.
 
     Times, rates and ratios cannot be negative, and a cycle yields one token at least, yet a symmetric interval over few
     noisy units may reach below. What is impossible is cut off; the interval's coverage stays the same.
     """
     if interval is None or interval["low"] is None or interval["high"] is None:
+        return None
+    wide = float(interval["high"]) - float(interval["low"]) > WIDEST * abs(interval.get("point") or math.inf)
+    if wide and interval.get("n", FEW_UNITS + 1) <= FEW_UNITS:
         return None
     return max(float(interval["low"]), floor), max(float(interval["high"]), floor)
 
@@ -23,13 +31,20 @@ def plus_minus(interval: Mapping[str, Any], digits: int = 3, floor: float = 0.0)
     """`` [low, high]``, or a note that there is no interval; see ``bounds`` for ``floor``."""
     ends = bounds(interval, floor)
     if ends is None:
-        return " (no interval: too few units)"
+        return f" ({no_interval(interval)})"
     return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
 
 
+def no_interval(interval: Mapping[str, Any]) -> str:
+    """``no interval: too few prompts``, for an interval that ``bounds`` has no ends for."""
+    return f"no interval: too few {units(2, str(interval.get('unit') or 'unit')).removeprefix('2 ')}"
+
+
 def span(interval: Mapping[str, Any] | None, digits: int = 3, floor: float = 0.0) -> str:
-    """``low-high``, or ``-``."""
+    """``low-high``; ``too few prompts`` (or what the units are) where they give none, ``-`` without an estimate."""
     ends = bounds(interval, floor)
+    if interval is not None and ends is None and interval["point"] is not None:
+        return no_interval(interval).rpartition(": ")[2]
     return MISSING if ends is None else f"{ends[0]:.{digits}f}-{ends[1]:.{digits}f}"
 
 

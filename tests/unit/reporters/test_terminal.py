@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specmeter.analysis.profile import analyse
+from specmeter.analysis.profile import _divide, analyse
+from specmeter.analysis.stats import Interval
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import bounds, plus_minus, units
+from specmeter.reporters.numbers import bounds, no_interval, plus_minus, span, units
 from specmeter.reporters.terminal import print_analysis, render_analysis
 from specmeter.trace.rundir import load
 from tests.support.report_documents import check_result, compared, damaged, profile, record, save, sweep, tuned
@@ -173,3 +176,26 @@ def test_a_damaged_document_is_a_clear_error_or_a_report(tmp_path: Path) -> None
                 clear += 1
                 assert "damaged" in error.what or "There is no report" in error.what
     assert clear > 100
+
+
+def test_an_interval_that_says_nothing_is_not_printed(tmp_path: Path) -> None:
+    wide = {"low": 0.0, "point": 1.3, "high": 5.7e38, "n": 2, "unit": "prompt", "level": 0.95, "method": "t"}
+    assert bounds(wide) is None and plus_minus(wide) == " (no interval: too few prompts)"
+    assert span(wide) == "too few prompts" and span(None) == "-"
+    assert no_interval({**wide, "unit": "pair of one block"}) == "no interval: too few pairs of one block"
+    # Enough units may be as wide as they are, and few units that agree give an interval.
+    assert bounds({**wide, "n": 12}) == (0.0, 5.7e38) and bounds({**wide, "low": 1.0, "high": 2.0}) == (1.0, 2.0)
+    document = profile(tmp_path)
+    document["measured_speedup"] = document["baseline"]["step_ms"] = wide
+    text = " ".join(render_analysis(document).split())
+    assert "Measured speed-up: 1.300 x (no interval: too few prompts)" in text and "e+38" not in text
+    assert len(max(text.split(), key=len)) < 100
+
+
+def test_two_requests_that_differ_widely_give_no_ratio_and_no_overflow() -> None:
+    cycle = Interval(-900.0, 10.0, 920.0, 0.95, "t", 2, "request")
+    step = Interval(-4.0, 5.0, 14.0, 0.95, "t", 2, "request")
+    for a, b in ((cycle, step), (step, cycle), (replace(cycle, low=-1e6, high=1e6), step)):
+        found = _divide(a, b)
+        assert found.point == a.point / b.point and found.high == math.inf and found.as_json()["low"] is None
+    assert _divide(step, step).high < 20

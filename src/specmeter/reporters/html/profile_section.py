@@ -9,7 +9,7 @@ from specmeter.reporters.html import acceptance_charts, cycle_charts, timeline
 from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase_times
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import bounds, number, percent, plus_minus, point, span, units
+from specmeter.reporters.numbers import bounds, no_interval, number, percent, plus_minus, point, span, units
 from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
@@ -64,7 +64,7 @@ def key_figures(document: Document) -> str:
 
 def _interval(interval: Mapping[str, Any], unit: str, floor: float = 0.0) -> str:
     if bounds(interval, floor) is None:
-        return "no interval: too few units"
+        return no_interval(interval)
     return f"{span(interval, 3, floor)} {unit} (95 %, {units(interval['n'], interval['unit'])})"
 
 
