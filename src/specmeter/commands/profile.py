@@ -28,7 +28,7 @@ from specmeter.commands.load_options import (
     probing,
     sending,
 )
-from specmeter.engines import Counters, ServerSpec, Setting, engine_named
+from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis, render_analysis
@@ -81,6 +81,7 @@ def measure(
     saved = _saved_baseline(args.baseline)
     spec, how = chosen_server(args), probing(args)
     if not spec.command and spec.link is None:
+        refuse_silent(spec.url or "")
         raise SpecmeterError(
             "This server carries no probes, so its cycle cannot be seen.",
             "It was not started by specmeter.",

@@ -7,9 +7,19 @@ from specmeter.engines.embedded import EmbeddedEngine
 from specmeter.engines.server import Server
 from specmeter.engines.sglang import SglangEngine
 from specmeter.engines.vllm import VllmEngine
-from specmeter.errors import SpecmeterError
+from specmeter.errors import Exit, SpecmeterError
 
-__all__ = ["ENGINE_NAMES", "Counters", "Engine", "Server", "ServerSpec", "Setting", "engine_at", "engine_named"]
+__all__ = [
+    "ENGINE_NAMES",
+    "Counters",
+    "Engine",
+    "Server",
+    "ServerSpec",
+    "Setting",
+    "engine_at",
+    "engine_named",
+    "refuse_silent",
+]
 
 _ENGINES: dict[str, Engine] = {engine.name: engine for engine in (EmbeddedEngine(), VllmEngine(), SglangEngine())}
 ENGINE_NAMES = tuple(_ENGINES)
@@ -21,6 +31,22 @@ def engine_named(name: str) -> Engine:
     if name not in _ENGINES:
         raise SpecmeterError(f"Unknown engine: {name}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
     return _ENGINES[name]
+
+
+def refuse_silent(url: str) -> None:
+    """Raise SpecmeterError (exit 4) with the reason if nothing answers at ``url``."""
+    server = Server(url)
+    try:
+        why = server.why_silent()
+    finally:
+        server.stop()
+    if why:
+        raise SpecmeterError(
+            f"Nothing answers at {url}.",
+            why,
+            "Give the server's address, such as http://127.0.0.1:8000, and check that it runs.",
+            Exit.SERVER_FAILED,
+        )
 
 
 def engine_at(url: str) -> str | None:

@@ -85,7 +85,18 @@ class Server:
         what = f"The server at {self.url} was not healthy after {timeout_s:.0f} s."
         if self.process is not None:
             return self.process.failure(what)
-        return SpecmeterError(what, next_step="Check the URL, and that the server runs.", exit=Exit.SERVER_FAILED)
+        why = self.why_silent() or "Something answers there, but /health does not say that it is ready."
+        return SpecmeterError(what, why, "Check the URL, and that the server runs.", Exit.SERVER_FAILED)
+
+    def why_silent(self) -> str:
+        """Why nothing answers at the URL, or empty if something does, whatever it says."""
+        try:
+            self._http.get("/health")
+        except httpx.TimeoutException:
+            return f"No answer within {ANSWER_S:.0f} s."
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"{str(error) or type(error).__name__}."
+        return ""
 
     def healthy(self) -> bool:
         """True if ``/health`` answers 200 now."""

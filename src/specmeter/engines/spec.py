@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from specmeter.engines import ENGINE_NAMES
 from specmeter.engines.base import ServerSpec
@@ -18,6 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Names (of any script), IPv4 and IPv6 addresses; what is left out here is never part of one.
+_HOST = re.compile(r"[^\s/\\<>\"'`{}|^\[\]@?#,;!*()]+")
 _KEYS = {"engine", "command", "env", "url", "link", "settings"}
 
 
@@ -120,12 +125,16 @@ def _from_table(table: dict[str, Any], where: str) -> ServerSpec:
 
 def checked_url(url: str) -> str:
     """The server's base URL without a trailing slash or ``/v1``; raises SpecmeterError if it is no http(s) URL."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        good = parts.scheme in ("http", "https") and bool(_HOST.fullmatch(parts.hostname or "")) and parts.port != 0
+        httpx.URL(url if "://" in url else f"http://{url}")
+        # A label of a name is 1 to 63 long (RFC 1035, 2.3.4), a final dot aside.
+        labels = (parts.hostname or "").removesuffix(".").split(".")
+        good = good and (":" in labels[0] or all(0 < len(label) < 64 for label in labels))
+    except (ValueError, httpx.InvalidURL):
         good = False
-    if not good:
+    if not good or not url.isprintable():
         raise SpecmeterError(f"Not a server's URL: {url}", next_step="Give something like http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
 

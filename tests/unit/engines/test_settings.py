@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from specmeter.cli import main
 from specmeter.engines import Counters, Setting, engine_named
 from specmeter.engines.flags import flag_value, without_flags
 from specmeter.engines.prometheus import Metrics
@@ -163,3 +165,21 @@ def test_server_files(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(SpecmeterError, match=reason):
             read_server_file(str(path))
+
+
+def test_a_url_that_no_one_answers_names_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for url, code, said in (
+            (f"http://127.0.0.1:{closed.getsockname()[1]}", 4, "Connection refused"),
+            ("notaurl.invalid", 4, "Nothing answers at http://notaurl.invalid"),
+            ("not a url", 2, "Not a server's URL: not a url"),
+            ("http://[x", 2, "Not a server's URL"),
+            ("http://" + "a" * 300, 2, "Not a server's URL"),
+            ("http://a..b", 2, "Not a server's URL"),
+        ):
+            assert main(["profile", "--url", url, "--out", str(out)]) == code, url
+            shown = capsys.readouterr().err
+            assert said in shown and "probes" not in shown, shown
+    assert not out.exists()
