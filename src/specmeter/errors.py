@@ -43,3 +43,9 @@ class SpecmeterError(Exception):
         if self.next_step:
             lines.append(f"  next: {self.next_step}")
         return "\n".join(lines)
+
+
+def needs_extra(what: str, why: str, extra: str, otherwise: str = "") -> SpecmeterError:
+    """The error where the packages of an optional extra are missing; ``otherwise`` names another way out, if any."""
+    step = f"Run `pip install -e '.[{extra}]'` in the checkout{otherwise}."
+    return SpecmeterError(what, why, step, Exit.ENVIRONMENT)

@@ -15,13 +15,11 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_saved,
     probing,
     sending,
+    show_saved,
 )
-from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.html import save_page
-from specmeter.reporters.terminal import print_analysis
+from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
 
@@ -67,13 +65,7 @@ def run(args: argparse.Namespace) -> int:
         with writer.postponing():
             writer.finish("complete")
     document["prompts"] = prompts.name
-    page = save_page(writer.path) if writer.failure is None else None
-    if args.json:
-        return print_saved("compare", document, [], writer)
-    print_analysis(document)
-    writer.raise_failure()
-    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
-    return int(Exit.DONE)
+    return show_saved("compare", document, [], writer, args.json)
 
 
 def _arms(args: argparse.Namespace) -> tuple[CompareArm, ...]:

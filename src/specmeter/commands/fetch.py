@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from specmeter import __version__
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import Exit, needs_extra
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +29,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from specmeter.eagle.model_store import ensure_model
     except ImportError as error:
-        raise SpecmeterError(
-            "The embedded engine's packages are not installed.",
-            str(error),
-            "Run `pip install -e '.[engine]'` in the checkout.",
-            Exit.ENVIRONMENT,
-        ) from error
+        raise needs_extra("The embedded engine's packages are not installed.", str(error), "engine") from error
     # A polite kill unwinds like Ctrl-C, so that no half-made directory stays behind.
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.monotonic()

@@ -19,6 +19,8 @@ from specmeter.eagle.settings import SpecSettings
 from specmeter.engines import ServerSpec, Setting
 from specmeter.engines.spec import add_server_arguments, server_spec
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.html import save_page
+from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
 # No engine's limit, but far beyond any use: a slip of the finger, found before a server is started.
@@ -142,3 +144,19 @@ def print_saved(command: str, result: dict[str, Any], warnings: list[str], write
         return int(Exit.DONE)
     print(f"specmeter: {failure}", file=sys.stderr)
     return int(failure.exit)
+
+
+def show_saved(command: str, document: dict[str, Any], warnings: list[str], writer: RunWriter, as_json: bool) -> int:
+    """The end of a command whose run holds one document: its page is written, its report printed, its place named.
+
+    Returns the exit code. Raises SpecmeterError after the report where the run could not be saved whole.
+    """
+    page = save_page(writer.path) if writer.failure is None else None
+    if as_json:
+        return print_saved(command, document, warnings, writer)
+    print_analysis(document)
+    for warning in warnings:
+        print(f"note: {warning}")
+    writer.raise_failure()
+    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
+    return int(Exit.DONE)

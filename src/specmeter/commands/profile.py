@@ -24,14 +24,13 @@ from specmeter.commands.load_options import (
     check_settings,
     chosen_prompts,
     chosen_server,
-    print_saved,
     probing,
     sending,
+    show_saved,
 )
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.html import save_page
-from specmeter.reporters.terminal import print_analysis, render_analysis
+from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter, load
 
@@ -52,15 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Profile, print the report, save the run."""
     with terminations_interrupt():
         document, warnings, writer = measure(args, ["specmeter", *sys.argv[1:]], Progress())
-    page = save_page(writer.path) if writer.failure is None else None
-    if args.json:
-        return print_saved("profile", document, warnings, writer)
-    print_analysis(document)
-    for warning in warnings:
-        print(f"note: {warning}")
-    writer.raise_failure()
-    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
-    return int(Exit.DONE)
+    return show_saved("profile", document, warnings, writer, args.json)
 
 
 @dataclass

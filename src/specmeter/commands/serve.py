@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import SpecmeterError, needs_extra
 
 DEFAULT_STEPS = 2
 # Tokens; the engine keeps a table and a cache for every position, and no model it runs was trained for as many.
@@ -48,12 +48,7 @@ def run(args: argparse.Namespace) -> int:
         from specmeter.eagle.server import ServeOptions, serve
         from specmeter.eagle.settings import SpecSettings
     except ImportError as error:
-        raise SpecmeterError(
-            "The embedded engine's packages are not installed.",
-            str(error),
-            "Run `pip install 'specmeter[engine]'`.",
-            Exit.ENVIRONMENT,
-        ) from error
+        raise needs_extra("The embedded engine's packages are not installed.", str(error), "engine") from error
     _check_counts(args)
     draft_dir = _draft_dir(args)
     steps = args.speculative_num_steps

@@ -14,13 +14,11 @@ from specmeter.commands.load_options import (
     check_settings,
     chosen_prompts,
     chosen_server,
-    print_saved,
     probing,
     sending,
+    show_saved,
 )
-from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.html import save_page
-from specmeter.reporters.terminal import print_analysis
+from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
 
@@ -65,13 +63,7 @@ def run(args: argparse.Namespace) -> int:
         document = sweep(spec, how, plan, writer, progress, link)
         with writer.postponing():
             writer.finish("complete")
-    page = save_page(writer.path) if writer.failure is None else None
-    if args.json:
-        return print_saved("sweep", document, [], writer)
-    print_analysis(document)
-    writer.raise_failure()
-    print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
-    return int(Exit.DONE)
+    return show_saved("sweep", document, [], writer, args.json)
 
 
 def numbers(text: str, name: str) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import Exit, SpecmeterError, needs_extra
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +44,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import torch
     except ImportError:
-        raise SpecmeterError(
-            "Training needs torch.",
-            "The engine extra is not installed.",
-            "pip install -e '.[engine]' in the checkout",
-            exit=Exit.ENVIRONMENT,
-        ) from None
+        raise needs_extra("Training needs torch.", "The engine extra is not installed.", "engine") from None
     from specmeter.eagle.training.session import Request, train
 
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -15,15 +15,14 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_json,
     probing,
     sending,
+    show_saved,
 )
 from specmeter.commands.sweep import numbers
 from specmeter.engines import ServerSpec
-from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.html import save_page
-from specmeter.reporters.terminal import print_analysis, render_analysis
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.terminal import render_analysis
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
 from specmeter.tune.defaults import read_space, space_for
@@ -86,13 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 raise
         document["prompts"] = prompts.name
         _finish(plan, document, writer)
-    page = save_page(writer.path)
-    if args.json:
-        print_json("tune", document, [], writer.path)
-    else:
-        print_analysis(document)
-        print(f"saved: {writer.path}" + (f", page: {page}" if page else ""))
-    return int(Exit.DONE)
+    return show_saved("tune", document, [], writer, args.json)
 
 
 def _check(args: argparse.Namespace) -> None:

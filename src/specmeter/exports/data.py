@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specmeter import __version__
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import SpecmeterError, needs_extra
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
 
@@ -81,9 +81,5 @@ def write_parquet(run: Run, folder: Path) -> list[Path]:
 
 def needs(package: str, extra: str, what: str) -> SpecmeterError:
     """The error for an optional library that is not installed."""
-    return SpecmeterError(
-        f"{what} need the package {package}",
-        "It is not installed here; the base install is kept small.",
-        f"pip install -e '.[{extra}]' in the checkout",
-        Exit.ENVIRONMENT,
-    )
+    why = "It is not installed here; the base install is kept small."
+    return needs_extra(f"{what} need the package {package}", why, extra)

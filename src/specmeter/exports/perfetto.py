@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import needs_extra
 from specmeter.exports.chrome import FIRST_PID
 from specmeter.exports.nesting import begin_end, rows
 from specmeter.exports.timeline import Lane, Timeline
@@ -91,10 +91,10 @@ def _messages() -> Any:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError as error:
-        raise SpecmeterError(
+        raise needs_extra(
             "The Perfetto format needs the perfetto package",
             "It is not installed here.",
-            "pip install -e '.[perfetto]' in the checkout, or export with --format chrome, which Perfetto opens too.",
-            Exit.ENVIRONMENT,
+            "perfetto",
+            ", or export with --format chrome, which Perfetto opens too",
         ) from error
     return perfetto_trace_pb2

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from specmeter.engines import Setting
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import needs_extra
 from specmeter.tune.space import Candidate, Space
 
 Predict = Callable[[Setting], float | None]
@@ -142,9 +142,9 @@ def _optuna() -> Any:
     try:
         return importlib.import_module("optuna")
     except ImportError as error:
-        raise SpecmeterError(
+        raise needs_extra(
             "A space with flags or variables needs Optuna.",
             str(error),
-            "Run `pip install -e '.[tune]'` in the checkout, or narrow the space to speculative settings.",
-            Exit.ENVIRONMENT,
+            "tune",
+            ", or narrow the space to speculative settings",
         ) from error

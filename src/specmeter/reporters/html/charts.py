@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import needs_extra
 from specmeter.reporters.inert import inert
 
 WIDTH = 560
@@ -51,10 +51,7 @@ def draw(spec: Spec, values: Rows = ()) -> str:
     try:
         import vl_convert
     except ImportError as error:
-        raise SpecmeterError(
-            "The page's charts need vl-convert.", "It is not installed.", "pip install -e '.[html]' in the checkout",
-            Exit.ENVIRONMENT,
-        ) from error  # fmt: skip
+        raise needs_extra("The page's charts need vl-convert.", "It is not installed.", "html") from error
     whole = {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json", "config": _CONFIG, "width": WIDTH,
         "data": {"values": list(values)}, **spec,
