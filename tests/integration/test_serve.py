@@ -89,8 +89,8 @@ def test_speculation_counts_add_up_and_settings_are_per_request(client: openai.O
         assert counts["accepted"] == sum(counts["accepted_per_position"])
         assert counts["accepted_per_position"] == sorted(counts["accepted_per_position"], reverse=True)
         assert len(counts["accepted_per_position"]) == steps
-        # One token from the prompt; the last cycle may be cut by max_tokens.
-        assert 39 <= counts["cycles"] + counts["accepted"] <= 39 + steps
+        # One token from the prompt; max_tokens may cut the last cycle's own token off, and drafts cut off do not count.
+        assert 39 <= counts["cycles"] + counts["accepted"] <= 40
     metrics = httpx.get(f"{url}/metrics").text
     assert "specmeter_cycles_total" in metrics and 'specmeter_accepted_per_position_total{position="2"}' in metrics
 

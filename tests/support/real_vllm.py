@@ -27,7 +27,7 @@ from specmeter.trace import Request
 
 HEADS = Path(specmeter.eagle.__file__).parent / "heads"
 PROMPTS = ("Explain how a bicycle stays upright.", "What is 17 times 23? Show the steps.", "List three fruits.")
-TOKENS, STEPS = 64, 3
+TOKENS, STEPS, LONG = 64, 3, 256
 MARGIN_S = 0.3
 
 
@@ -76,6 +76,12 @@ def session(python: str, folder: Path) -> Session:
         found.alone = [request for request, _tokens in answers]
         time.sleep(MARGIN_S)
         found.together = two_at_once(url)
+        for _ in range(3):
+            if met(found.together):
+                break
+            found.alone += found.together
+            time.sleep(MARGIN_S)
+            found.together = two_at_once(url)
         found.after = counters(url)
         found.armed = processes(link)
         for process in found.armed:
@@ -148,16 +154,22 @@ def two_at_once(url: str) -> list[Request]:
     """Two requests, the second sent while the first one decodes."""
     found: list[Request] = []
 
-    def go(prompt: str) -> None:
-        found.append(ask(url, prompt)[0])
+    def go(prompt: str, tokens: int) -> None:
+        found.append(ask(url, prompt, tokens)[0])
 
-    threads = [threading.Thread(target=go, args=(prompt,)) for prompt in PROMPTS[:2]]
+    # A busy server took the second one 1.3 s late once, when the first one had ended, so the first one is long.
+    threads = [threading.Thread(target=go, args=(PROMPTS[0], LONG)), threading.Thread(target=go, args=(PROMPTS[1], TOKENS))]
     for thread in threads:
         thread.start()
         time.sleep(MARGIN_S)
     for thread in threads:
         thread.join()
     return sorted(found, key=lambda request: request.send_ns)
+
+
+def met(pair: list[Request]) -> bool:
+    """Whether the second request had its first token before the first one ended."""
+    return pair[1].first_ns < pair[0].end_ns
 
 
 def counters(url: str) -> Counters:

@@ -91,6 +91,20 @@ def test_token_id_prompt_and_settings_of_the_request(url: str, engine: ScriptedE
     assert engine.seen[1][2] == SpecSettings(0)
 
 
+def test_drafts_that_the_token_limit_cut_off_are_not_counted(tokenizer: Tokenizer) -> None:
+    the, cat = (tokenizer.encode(text)[0] for text in (" the", " cat"))
+    cut = ScriptedCycle([cat, the], drafted=4, accepted=4, finish="length")
+    script = [ScriptedCycle([the]), ScriptedCycle([cat, the, cat], drafted=4, accepted=2), cut]
+    with scripted_server(ScriptedEngine(script), tokenizer) as base:
+        answer = post(base, {"prompt": "in", "max_tokens": 6, "speculative_num_steps": 4}).json()
+        counters = EmbeddedEngine().counters(httpx.get(f"{base}/metrics").text, {})
+    used = answer["usage"]["specmeter"]
+    assert (used["drafted"], used["accepted"], used["accepted_per_position"]) == (8, 4, [2, 2, 0, 0])
+    # One token from the prompt, one a cycle besides its drafts; the cut took the last cycle's own token.
+    assert answer["usage"]["completion_tokens"] == 6 == 1 + used["cycles"] + used["accepted"] - 1
+    assert (counters.accepted, counters.per_position) == (4, (2, 2, 0, 0))
+
+
 def test_chat(client: openai.OpenAI, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the"}])
     assert answer.choices[0].message.content == " the cat in" and answer.choices[0].message.role == "assistant"

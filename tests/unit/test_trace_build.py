@@ -229,3 +229,15 @@ def test_nesting_agrees_with_a_stack() -> None:
             around = [j for j, (x, y) in enumerate(spans) if x <= a and y >= b and j != i]
             expected = min(around, key=lambda j: spans[j][1] - spans[j][0]) if around else -1
             assert (containers[parent[i]] if parent[i] >= 0 else -1) == expected
+
+
+def test_a_step_without_a_request_is_no_cycle_time(tmp_path: Path) -> None:
+    plan = make_plan(POINTS, ["verify.forward.batch"])
+    batch = DRAFTED
+    cycle = make_records([(1000, 1095, 0, CYCLE_ID, SPAN, 0, 0), (1, 1010, 0, batch, VALUE, 0, 0)])
+    records = repeat_cycle(cycle, 6, 100)
+    values = np.flatnonzero((records["kind"] == VALUE) & (records["point"] == batch))
+    records["t0"][values[3]] = 0
+    table = load(tmp_path, records, plan=plan).main.cycles
+    assert table.batch.tolist() == [1, 1, 1, 0, 1, 1]
+    assert [c.DROPS[d] for d in table.drop[1:5]] == ["", "", c.DROPS[c.EMPTY], ""]

@@ -224,8 +224,11 @@ class Dispatcher:
         return self._pass_on(job, cycle)
 
     def _count(self, job: Job, cycle: CycleLike) -> None:
-        job.counts.add_cycle(len(cycle.token_ids), cycle.drafted, cycle.accepted)
-        self.counts.total.add_cycle(len(cycle.token_ids), cycle.drafted, cycle.accepted)
+        # The last cycle may be cut (token limit, stop token): the drafts that were accepted beyond it went to nobody.
+        tokens = len(cycle.token_ids)
+        delivered = cycle.accepted
+        for counts in (job.counts, self.counts.total):
+            counts.add_cycle(tokens, cycle.drafted, delivered)
 
     def _pass_on(self, job: Job, cycle: CycleLike) -> str | None:
         if job.cancelled:

@@ -11,8 +11,9 @@ class Counts:
     """What a request, or the server since its start, has done.
 
     ``cycles`` counts decode iterations, the prompt's own forward not included; ``drafts`` those of them that drafted.
-    ``accepted`` counts accepted draft tokens without the bonus token, and ``per_position[i]`` the cycles in which at
-    least i + 1 drafts were accepted; it is as long as the deepest draft so far.
+    ``accepted`` counts draft tokens that were accepted and delivered, without the bonus token: those that a request's
+    end cut off (token limit, stop token) are left out. ``per_position[i]`` counts the cycles that delivered at least
+    i + 1 drafts; it is as long as the deepest draft so far.
     """
 
     prompt_tokens: int = 0
@@ -30,7 +31,7 @@ class Counts:
         self.per_position += [0] * (steps - len(self.per_position))
 
     def add_cycle(self, tokens: int, drafted: int, accepted: int) -> None:
-        """Count one decode cycle."""
+        """Count one decode cycle: the tokens it delivered, and how many of them were drafts."""
         self.tokens += tokens
         self.cycles += 1
         if drafted:
@@ -62,11 +63,11 @@ def render(counts: ServerCounts, running: int, waiting: int) -> str:
         *_metric("cycles_total", "counter", "Decode cycles, prefill not counted.", [("", total.cycles)]),
         *_metric("drafts_total", "counter", "Decode cycles that drafted.", [("", total.drafts)]),
         *_metric("draft_tokens_total", "counter", "Draft tokens verified.", [("", total.drafted)]),
-        *_metric("accepted_tokens_total", "counter", "Draft tokens accepted.", [("", total.accepted)]),
+        *_metric("accepted_tokens_total", "counter", "Draft tokens accepted and delivered.", [("", total.accepted)]),
         *_metric(
             "accepted_per_position_total",
             "counter",
-            "Drafts accepted at each position, 0 the first.",
+            "Drafts accepted and delivered at each position, 0 the first.",
             [(f'{{position="{i}"}}', count) for i, count in enumerate(total.per_position)],
         ),
         *_metric(

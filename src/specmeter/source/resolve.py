@@ -201,7 +201,7 @@ def _compile(points: List[Plain], refused: List[Plain], resolver: Resolver) -> D
 
 def _imported(name: str, points: Sequence[Plain], resolver: Resolver) -> Dict[str, str]:
     """Coroutines and generators among what the module imports from its own package and its points call."""
-    from .rewrite import lazy_functions
+    from .refusals import lazy_functions
 
     module = resolver.module(name)
     wanted = {point["text"].split("(")[0] for point in points if point["kind"] == "call"}

@@ -14,7 +14,7 @@ from specmeter.trace.values import Values
 
 DECODE, MIXED, AFTER_PREFILL, PREFILL = range(4)
 KINDS = ("decode", "mixed", "after-prefill", "prefill")
-KEPT, FIRST, LAST, ARMING, OPEN, OUTSIDE, PARTLY_PROBED = range(7)
+KEPT, FIRST, LAST, ARMING, OPEN, OUTSIDE, PARTLY_PROBED, EMPTY = range(8)
 DROPS = (
     "",
     "first of a request",
@@ -23,6 +23,7 @@ DROPS = (
     "not ended when recording stopped",
     "outside of every request",
     "probes changed during it",
+    "a step without a request",
 )
 UNKNOWN = -1
 _MAX_OVERLAP = 256
@@ -97,6 +98,8 @@ def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Req
     probed, drawn = _probed(sources, starts)
     drop = _drops(sources, dur, after, requests, request)
     drop[(drop == KEPT) & (probed == 2)] = PARTLY_PROBED
+    # vLLM runs one more step after the last request ended, to tell the workers; a request sent meanwhile hides that.
+    drop[(drop == KEPT) & (batch == 0)] = EMPTY
     return CycleTable(
         starts, dur, sources.ends - starts, kind, drop, batch.astype(np.int32), steps.astype(np.int32),
         drafted.astype(np.int32), accepted.astype(np.int32), sampled.astype(np.int32), request, probed, drawn, accept,
