@@ -226,7 +226,7 @@ class Dispatcher:
     def _count(self, job: Job, cycle: CycleLike) -> None:
         # The last cycle may be cut (token limit, stop token): the drafts that were accepted beyond it went to nobody.
         tokens = len(cycle.token_ids)
-        delivered = cycle.accepted
+        delivered = min(cycle.accepted, tokens)
         for counts in (job.counts, self.counts.total):
             counts.add_cycle(tokens, cycle.drafted, delivered)
 
