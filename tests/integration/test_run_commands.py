@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,14 @@ print("up", flush=True)
 while True:
     toysrv.step()
     time.sleep(0.005)
+"""
+PARENT = """
+import subprocess, sys, time
+loop = "import time, toysrv\\nprint(flush=True)\\nwhile True:\\n    toysrv.step()\\n    time.sleep(0.005)"
+worker = subprocess.Popen([sys.executable, "-c", loop], stdout=subprocess.PIPE)
+worker.stdout.readline()
+print(worker.pid, flush=True)
+time.sleep(600)
 """
 MODULE = "def leaf(x):\n    return x\n\ndef step():\n    return leaf(1)\n"
 RECIPE = """
@@ -111,6 +120,55 @@ def test_run_arm_status_disarm_and_the_servers_own_end(place: Path) -> None:
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
             server.wait(20)
+
+
+def started(place: Path, server: Path, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "specmeter", "run", "--recipe", str(place / "toy.toml"), "--"]
+    return subprocess.Popen(
+        [*command, sys.executable, str(server)], stdout=subprocess.PIPE, text=True, start_new_session=True, **how
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_link_goes_with_a_server_whose_worker_outlives_a_signal(place: Path, number: signal.Signals) -> None:
+    (place / "parent.py").write_text(PARENT)
+    server = started(place, place / "parent.py", stderr=subprocess.DEVNULL)
+    try:
+        assert server.stdout is not None
+        worker = int(server.stdout.readline())
+        assert list((place / "run" / "specmeter").iterdir())
+        server.send_signal(number)
+        assert server.wait(30) == 128 + number
+        assert list((place / "run" / "specmeter").iterdir()) == []
+        assert not Path(f"/proc/{worker}/exe").exists(), "the worker went too, as after Ctrl-C"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def test_a_signal_before_the_server_is_started_leaves_no_link(place: Path) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    server = started(place, place / "server.py", stderr=write)  # stands still where it names the link
+    try:
+        until(lambda: list((place / "run" / "specmeter").glob("*/link.json")), "a link")
+        # The first thing after the link's making that makes the process sleep is the line that cannot be written.
+        until(lambda: Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S", "the line")
+        server.send_signal(signal.SIGTERM)
+        os.close(write)
+        with os.fdopen(read, "rb") as rest:
+            rest.read()
+        assert server.wait(30) == 130
+        assert list((place / "run" / "specmeter").iterdir()) == []
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def test_an_anchor_that_does_not_resolve_starts_nothing(place: Path) -> None:

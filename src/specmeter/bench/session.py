@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -180,18 +179,3 @@ def with_engine(spec: ServerSpec) -> ServerSpec:
         planned = str(control.find_link(spec.link).plan().get("engine"))
         return replace(spec, engine=next((ours for ours, its in RECIPE_ENGINES.items() if its == planned), planned))
     return replace(spec, engine=engine_at(spec.url)) if spec.url is not None else spec
-
-
-@contextlib.contextmanager
-def terminations_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us like Ctrl-C, so that servers are stopped and probes taken out."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

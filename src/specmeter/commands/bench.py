@@ -14,7 +14,7 @@ from specmeter.bench.load import Load, as_request, drive, raise_failure, summari
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import PromptSet
 from specmeter.bench.schedule import Sending, call, warm_up
-from specmeter.bench.session import Session, session, terminations_interrupt
+from specmeter.bench.session import Session, session
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -24,6 +24,7 @@ from specmeter.commands.load_options import (
     probing,
     sending,
 )
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter, write_json
 

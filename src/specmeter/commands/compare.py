@@ -9,7 +9,6 @@ from pathlib import Path
 from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words
 from specmeter.bench.comparing import ComparePlan, compare
 from specmeter.bench.progress import Progress
-from specmeter.bench.session import terminations_interrupt
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -19,6 +18,7 @@ from specmeter.commands.load_options import (
     sending,
     show_saved,
 )
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from specmeter.bench.progress import Progress
-from specmeter.bench.session import planned_link, terminations_interrupt
+from specmeter.bench.session import planned_link
 from specmeter.bench.sweeping import SweepPlan, sweep
 from specmeter.commands import profile
 from specmeter.commands.load_options import (
@@ -19,6 +19,7 @@ from specmeter.commands.load_options import (
     probing,
     sending,
 )
+from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import save_page

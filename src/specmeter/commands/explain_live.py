@@ -13,8 +13,9 @@ from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import interleaved, warm_up
-from specmeter.bench.session import Session, planned_link, session, terminations_interrupt
+from specmeter.bench.session import Session, planned_link, session
 from specmeter.commands.load_options import chosen_prompts, chosen_server, probing, sending
+from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import render_analysis

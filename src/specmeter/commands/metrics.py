@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specmeter.bench.session import terminations_interrupt
 from specmeter.control import find_link
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.exports.data import needs
 from specmeter.exports.figures import Figures, baseline_of, run_figures

@@ -17,7 +17,7 @@ from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved, warm_up
-from specmeter.bench.session import Probing, Session, planned_link, session, terminations_interrupt
+from specmeter.bench.session import Probing, Session, planned_link, session
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -28,6 +28,7 @@ from specmeter.commands.load_options import (
     sending,
     show_saved,
 )
+from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import render_analysis

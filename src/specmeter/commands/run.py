@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 
 from specmeter.commands.link_options import add_plan_arguments, command_words, link_for
 from specmeter.control import Link, launch, processes, remove_link, why_not_up
+from specmeter.control.signals import terminations_interrupt, terminations_wait
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -20,15 +22,28 @@ def run(args: argparse.Namespace) -> int:
     reason = why_not_up(command)
     if reason:
         print(f"specmeter: warning: {reason}", file=sys.stderr)
-    link, own = link_for(args, command)
-    print(f"specmeter: link {link.id} ({link.path})", file=sys.stderr)
-    try:
-        code = launch(command, link)
-        _say_what_came_up(link, reason)
-        return code
-    finally:
-        if own and not processes(link, alive_only=True):
-            remove_link(link)
+    with terminations_interrupt():
+        link, own = link_for(args, command)
+        try:
+            print(f"specmeter: link {link.id} ({link.path})", file=sys.stderr)
+            code = launch(command, link)
+            _say_what_came_up(link, reason)
+            return code
+        finally:
+            if own:
+                with terminations_wait():
+                    _put_away(link)
+
+
+def _put_away(link: Link) -> None:
+    """Remove the link, unless a process still needs it."""
+    rest = processes(link, alive_only=True)
+    if not rest:
+        remove_link(link)
+        return
+    pids = ", ".join(str(process.pid) for process in rest)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"specmeter: link {link.id} stays: process {pids} still runs.", file=sys.stderr)
 
 
 def _say_what_came_up(link: Link, reason: str | None) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from specmeter.bench.progress import Progress
-from specmeter.bench.session import planned_link, terminations_interrupt
+from specmeter.bench.session import planned_link
 from specmeter.bench.sweeping import SweepPlan, grid, sweep, takes_settings
 from specmeter.commands.load_options import (
     add_load_arguments,
@@ -18,6 +18,7 @@ from specmeter.commands.load_options import (
     sending,
     show_saved,
 )
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 

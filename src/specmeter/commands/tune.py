@@ -9,7 +9,6 @@ from typing import Any
 
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
-from specmeter.bench.session import terminations_interrupt
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -20,6 +19,7 @@ from specmeter.commands.load_options import (
     show_saved,
 )
 from specmeter.commands.sweep import numbers
+from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis

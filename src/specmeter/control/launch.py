@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import specmeter.runtime
 from specmeter.control.link import Link
+from specmeter.control.processes import processes
+from specmeter.control.signals import TERMINATING
 from specmeter.errors import Exit, SpecmeterError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# How long a server's workers may take to follow it, and again after they were told. vLLM's end within a second.
+GOING_S = 3.0
 
 
 def site_folder() -> Path:
@@ -65,25 +71,49 @@ def interpreter_of(command: Sequence[str], env: Mapping[str, str] | None = None)
 def launch(command: Sequence[str], link: Link, env: Mapping[str, str] | None = None) -> int:
     """Run ``command`` with the link until it ends, passing signals on; returns its exit code (128 + N for signal N).
 
-    Raises SpecmeterError when it cannot be started.
+    After a terminating signal, processes of the link that outlive their server get it too, as after Ctrl-C, which the
+    terminal sends to all of them. Raises SpecmeterError when the command cannot be started.
     """
-    try:
-        child = subprocess.Popen(list(command), env=launch_env(link, env))
-    except OSError as error:
-        raise SpecmeterError(f"{command[0]} cannot be started", str(error.strerror), exit=Exit.SERVER_FAILED) from error
+    child: subprocess.Popen[bytes] | None = None
+    came: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        came.append(number)
         # The terminal sends Ctrl-C to the whole foreground group already.
-        if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not os.isatty(0):
+        if child and (number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not os.isatty(0)):
             child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
+        child = _started(command, launch_env(link, env))
+        for number in came[:]:  # those that came before there was a child
+            child.send_signal(number)
         code = child.wait()
+        ending = [number for number in came if number in TERMINATING]
+        if ending:
+            _end_the_rest(link, ending[-1])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(list(command), env=dict(env))
+    except OSError as error:
+        raise SpecmeterError(f"{command[0]} cannot be started", str(error.strerror), exit=Exit.SERVER_FAILED) from error
+
+
+def _end_the_rest(link: Link, number: int) -> None:
+    """Wait for the link's processes; those that do not go by themselves get the signal."""
+    for told in (False, True):
+        until = time.monotonic() + GOING_S
+        while (rest := processes(link, alive_only=True)) and time.monotonic() < until:
+            time.sleep(0.02)
+        for process in [] if told else rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
 
 
 def why_not_up(command: Sequence[str], env: Mapping[str, str] | None = None) -> str | None:
