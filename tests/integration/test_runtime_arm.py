@@ -230,8 +230,8 @@ def test_slot_numbers_start_over_after_32_bits(toy: Toy, tmp_path: Path) -> None
     link = toy.link(tmp_path / "links", armed=True, capacity=1000)
     code = (
         "import toymod, sys\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
-        "r = rt._recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.next_place()\n"
-        "rt._recorder.set_writing(True)\n"
+        "r = rt.recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.next_place()\n"
+        "rt.recorder.set_writing(True)\n"
         "for _ in range(3): toymod.step()"
     )
     assert run_python(code, environment(link, tmp_path)).stderr == ""
@@ -274,7 +274,7 @@ def test_a_fault_in_our_code_disarms_that_point_and_lets_the_call_through(place:
         "place": "p.Recorder._place = boom",
         "ring": "sys.modules['_specmeter_runtime.process'].Ring = boom",
         "lane": "p.Recorder._new_lane = boom",
-        "cycle": "rt._recorder.on_cycle = boom",
+        "cycle": "rt.recorder.on_cycle = boom",
         "value": "p.Recorder._value = boom",
     }[place]
     code = f"""

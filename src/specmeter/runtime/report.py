@@ -7,6 +7,43 @@ import os
 import sys
 from typing import Any, Dict, Optional, Tuple
 
+from .ring import start_ticks
+
+
+def describe(runtime: Any) -> Dict[str, Any]:
+    """The report of the process of ``runtime``: what is armed, refused, disarmed by itself, and what went wrong."""
+    rank, world = rank_and_world()
+    arming, recorder = runtime.arming, runtime.recorder
+    swaps, ring, events = arming.swaps, recorder.ring, recorder.events
+    armed = [id for swap in swaps if swap.state == "in" for id in swap.points if id not in arming.disarmed]
+    lanes = [
+        {"lane": lane, "ident": ident, "native_id": native_id(ident), "name": thread_name(ident)}
+        for ident, lane in recorder.lanes.items()
+    ]
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "start": start_ticks(os.getpid()),
+        "python": sys.version.split()[0],
+        "engine": (runtime.plan or {}).get("engine"),
+        "rank": None if rank < 0 else rank,
+        "world": None if world < 0 else world,
+        "armed": arming.armed,
+        "generation": runtime.generation,
+        "detached": runtime.detached,
+        "modules": runtime.modules,
+        "points": sorted(id for swap in swaps for id in swap.points),
+        "armed_points": sorted(armed),
+        "refused": arming.refused,
+        "disarmed": [{"point": id, "exception": text} for id, text in arming.disarmed.items()],
+        "refused_values": {str(id): why for id, why in recorder.refused_values.items()},
+        "in_flight": arming.in_flight,
+        "lanes": lanes,
+        "device_events": events.describe() if events is not None else None,
+        "ring": os.path.basename(ring.path) if ring is not None else None,
+        "faults": runtime.faults,
+    }
+
 
 def write_report(path: str, document: Dict[str, Any]) -> None:
     """Replace the report atomically (0600). Raises OSError."""

@@ -1,0 +1,187 @@
+"""Which code is in: all functions of a process that carry points, armed, disarmed, and taken out for good."""
+
+from __future__ import annotations
+
+import time
+from _thread import RLock
+from types import CodeType, ModuleType
+from typing import Any, Callable, Dict, List, Set
+
+from . import compilers
+from .mix import Mixer
+from .probe import Recorder, through
+from .swap import Pair, Swap, nested_codes, put_nested, running_codes
+
+GRACE_S = 1.0
+
+
+class Arming:
+    """The swaps of one process by module, and the points that may not be in, each with the reason.
+
+    ``note(where, error)`` keeps a fault for the process's report, ``news()`` has that report written. ``lock`` guards
+    everything here.
+    """
+
+    def __init__(
+        self, recorder: Recorder, note: Callable[[str, BaseException], None], news: Callable[[], None]
+    ) -> None:
+        self.lock = RLock()
+        self.swaps: List[Swap] = []
+        self.armed = False
+        self.refused: List[Dict[str, Any]] = []
+        self.disarmed: Dict[int, str] = {}
+        self.in_flight: List[str] = []
+        self.mix: Dict[str, int] = {}
+        self.pairs: Dict[int, Pair] = {}
+        self._taken: Dict[str, List[Swap]] = {}
+        self._recorder = recorder
+        self._note = note
+        self._news = news
+        self.left = False
+
+    # -- modules --------------------------------------------------------------------------------------------------
+
+    def drop(self, module: str) -> None:
+        """Forget a module's functions: it is imported again, and they are new ones."""
+        for swap in self._taken.pop(module, []):
+            self.swaps.remove(swap)
+
+    def add(self, module: str, taken: List[Swap]) -> None:
+        """Take a module's functions; those that may be are armed if the process is."""
+        self._refuse_compiled(taken)
+        for swap in taken:
+            if self.armed and not swap.compiled:
+                swap.put("in")
+        self._taken[module] = taken
+        self.swaps.extend(taken)
+
+    def refuse(self, module: str, ids: List[int], reason: str) -> None:
+        """Note for the report that the points ``ids`` of ``module`` are not in, and why."""
+        self.refused = [entry for entry in self.refused if entry["module"] != module or entry["reason"] != reason]
+        self.refused.append({"module": module, "points": sorted(ids), "reason": reason})
+
+    # -- in and out -----------------------------------------------------------------------------------------------
+
+    def put(self, armed: bool) -> None:
+        """Arm or disarm everything that may be armed."""
+        self.armed = armed
+        self._recorder.on_cycle = None
+        if armed:
+            self._refuse_compiled(self.swaps)
+            self._recorder.set_writing(True)
+            if self.mix:
+                self._recorder.on_cycle = Mixer(self._live, self._recorder.write, **self.mix)
+        for swap in self.swaps:
+            swap.put("in" if armed and not self._dead(swap) else "out")
+        put_nested([swap for swap in self.swaps if swap.state == ("in" if armed else "out")], armed)
+        if not armed:
+            self._recorder.set_writing(False)
+            running = running_codes()
+            self.in_flight = [swap.qualname for swap in self.swaps if swap.on_stack(running, True)]
+
+    def try_again(self) -> None:
+        """Drop the refusals that hold for one arming only."""
+        for swap in self.swaps:
+            if swap.reason:
+                self.refused = [entry for entry in self.refused if entry["module"] != swap.qualname]
+            swap.reason = ""
+
+    def refuse_endless(self, hurried: Callable[[], bool]) -> None:
+        """Put those functions out whose frame from before arming still runs: it keeps its old code.
+
+        Waits up to ``GRACE_S`` seconds for such frames to return, less when ``hurried()``.
+        """
+        until = time.perf_counter() + GRACE_S
+        while True:
+            running = running_codes()
+            stuck = [swap for swap in self.swaps if swap.state == "in" and swap.on_stack(running, False)]
+            if not stuck or time.perf_counter() > until or hurried():
+                break
+            time.sleep(0.02)
+        for swap in stuck:
+            swap.put("out")
+            swap.reason = "a frame of it has been running since before arming and keeps its old code"
+            self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {swap.reason}")
+
+    def take_out(self, point: int, text: str) -> None:
+        """Take one point out for good: it failed, with the exception ``text``."""
+        if point not in self.disarmed:
+            self.disarmed[point] = text
+            self.pairs[point] = (time.perf_counter_ns, through)
+        for swap in self.swaps:
+            if point in swap.points:
+                swap.rebind(self.pairs)
+                if self._dead(swap):
+                    swap.put("out")
+
+    def leave(self) -> None:
+        """Let everything go, for good; torch.compile gets its own entry back."""
+        compilers.leave()
+        self.left = True
+        for swap in self.swaps:
+            swap.forget()
+
+    def _live(self) -> List[Swap]:
+        return [swap for swap in self.swaps if not swap.reason and not self._dead(swap)]
+
+    def _dead(self, swap: Swap) -> bool:
+        return bool(swap.compiled) or all(id in self.disarmed for id in swap.points)
+
+    # -- torch.compile --------------------------------------------------------------------------------------------
+
+    def tracer_loaded(self, _module: ModuleType, _spec: Any) -> None:
+        """The tracer has just been imported: probed code is kept from it, and is out while it compiles."""
+        try:
+            compilers.follow(self._handed_to_compiler, self._compilation_begins, self._compilation_ends)
+            with self.lock:
+                for swap in self.swaps:
+                    swap.keep_from_compilers()
+        except Exception as error:
+            self._note("torch.compile", error)
+
+    def _refuse_compiled(self, swaps: List[Swap]) -> None:
+        """Put those functions out for good that torch.compile owns by now."""
+        if not compilers.loaded():
+            return
+        found = compilers.owned(code for swap in swaps for code in _all_originals(swap))
+        self._put_compiled_out(swaps, found)
+
+    def _put_compiled_out(self, swaps: List[Swap], reasons: Dict[int, str]) -> None:
+        for swap in swaps:
+            for code in _all_originals(swap) + list(nested_codes(swap.probed)):
+                reason = reasons.get(id(code))
+                if reason and not swap.compiled:
+                    swap.compiled = reason
+                    swap.put("out")
+                    self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {reason}")
+
+    def _handed_to_compiler(self, codes: Set[int]) -> None:
+        with self.lock:
+            if codes and not self.left:
+                self._put_compiled_out(self.swaps, dict.fromkeys(codes, compilers.HANDED))
+                self._news()
+
+    def _compilation_begins(self) -> None:
+        try:
+            with self.lock:
+                for swap in self.swaps:
+                    swap.put("out")
+                put_nested(self.swaps, False)
+        except Exception as error:
+            self._note("torch.compile", error)
+
+    def _compilation_ends(self) -> None:
+        try:
+            with self.lock:
+                if self.armed and not self.left:
+                    self._refuse_compiled(self.swaps)
+                    for swap in self._live():
+                        swap.put("in")
+                    put_nested(self._live(), True)
+                    self._news()
+        except Exception as error:
+            self._note("torch.compile", error)
+
+
+def _all_originals(swap: Swap) -> List[CodeType]:
+    return [code for original in swap.originals for code in nested_codes(original)]
