@@ -47,6 +47,7 @@ class Mark:
     role: str = "leaf"
     kind: str = "call"
     values: dict[str, str] = field(default_factory=dict)
+    knob_paths: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -97,6 +98,7 @@ def plan_points(source: bytes, path: str, module: str, marks: list[Mark]) -> lis
                         "end_line": node.end_lineno,
                         "end_col": node.end_col_offset,
                         "values": mark.values,
+                        "knob_paths": mark.knob_paths,
                     }
                 )
     return points

@@ -11,8 +11,10 @@ from specmeter.control.processes import (
     beat,
     detach,
     disarm,
+    knob_states,
     mix,
     processes,
+    turn,
     wait_for_processes,
 )
 
@@ -25,6 +27,7 @@ __all__ = [
     "disarm",
     "find_link",
     "interpreter_of",
+    "knob_states",
     "launch",
     "launch_env",
     "make_link",
@@ -32,6 +35,7 @@ __all__ = [
     "open_link",
     "processes",
     "remove_link",
+    "turn",
     "wait_for_processes",
     "why_not_up",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from specmeter.control.launch import interpreter_of
@@ -23,11 +23,16 @@ def prepare_link(
     capacity: int | None = None,
     device_events: bool = False,
     env: Mapping[str, str] | None = None,
+    knobs: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> Link:
-    """Plan for the interpreter of ``command`` (or ``python``) and make the link. Raises SpecmeterError."""
+    """Plan for the interpreter of ``command`` (or ``python``) and make the link. Raises SpecmeterError.
+
+    ``knobs`` are those of the recipe to open; ``only`` the points to take, instead of all.
+    """
     environment = dict(os.environ if env is None else env)
     interpreter = python or interpreter_of(command, environment)
-    planned = build_plan(interpreter, engine, recipe, env=environment)
+    planned = build_plan(interpreter, engine, recipe, env=environment, knobs=knobs, only=only)
     return make_link(
         planned.plan,
         planned.code,

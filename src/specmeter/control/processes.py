@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
     holder.check_disarm(link, take_over)
     before = link.document()["state"].get("armed_by") or {}
     extra = {"watchdog_s": 0.0} if before.get("beats") else {}
-    generation = link.update(armed=False, mix=None, armed_by=None, **extra)
+    generation = link.update(armed=False, mix=None, armed_by=None, knobs={}, **extra)
     try:
         return _tell(link, f"disarm {generation}", generation, timeout_s)
     finally:
@@ -132,7 +133,7 @@ def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0) -> 
 def detach(link: Link, timeout_s: float = 10.0) -> Ack:
     """Disarm for good: the processes end their control thread and take their import hook out."""
     holder.check_disarm(link)
-    generation = link.update(armed=False, mix=None, armed_by=None, detached=True)
+    generation = link.update(armed=False, mix=None, armed_by=None, knobs={}, detached=True)
     holder.release(link)
     targets = processes(link, alive_only=True)
     for process in targets:
@@ -140,6 +141,27 @@ def detach(link: Link, timeout_s: float = 10.0) -> Ack:
     return _await(
         link, generation, [process.pid for process in targets], timeout_s, lambda p: bool(p.report["detached"])
     )
+
+
+def turn(link: Link, wanted: Mapping[str, int], timeout_s: float = 10.0) -> Ack:
+    """Have knobs of the recipe set to these numbers at the next cycle; one not named goes back to the engine's own.
+
+    The link must be armed by this process; disarming, or a missing beat, puts all of them back. ``knob_states`` says
+    when the engine's thread has done it.
+    """
+    holder.take(link)
+    generation = link.update(knobs=dict(wanted))
+    return _tell(link, f"set {generation}", generation, timeout_s)
+
+
+def knob_states(link: Link, name: str) -> list[dict[str, Any]]:
+    """What each live process last said of the knob ``name`` (``runtime.knobs.Knob.describe``), with its ``pid``."""
+    return [
+        {**knob, "pid": process.pid}
+        for process in processes(link, alive_only=True)
+        for knob in process.report.get("knobs") or []
+        if knob["name"] == name
+    ]
 
 
 def beat(link: Link) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,18 @@ def build_plan(
     env: Mapping[str, str] | None = None,
     path: Path | None = None,
     with_code: bool = True,
+    knobs: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> Planned:
     """Resolve the recipe of ``engine`` (``NAME`` or ``NAME==VERSION``) in the environment of ``python``.
 
     ``env`` is the environment the server will have (this process's own by default), ``path`` an unpacked wheel or
     source tree to read instead of the environment: there is no code then. ``recipe`` replaces the built-in recipe.
+    ``knobs`` names those that the server's processes shall open; ``only`` the points to plan, instead of all.
     Raises SpecmeterError: exit 1 when a required point is missing, 2 for a recipe or name that is wrong, 3 when the
     engine's version is outside the recipe's ranges, 5 when the environment lacks the engine or a working Python.
     """
-    planned = survey(python, engine, recipe, env, path, with_code)
+    planned = survey(python, engine, recipe, env, path, with_code, knobs=knobs, only=only)
     missing = [item for item in planned.plan["refused"] if item["required"]]
     if missing:
         raise missing_points(planned.plan, missing)
@@ -60,6 +63,8 @@ def survey(
     path: Path | None = None,
     with_code: bool = True,
     first: Sequence[str] = (),
+    knobs: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> Planned:
     """As ``build_plan``, but a missing required point is only listed under ``refused``.
 
@@ -74,8 +79,12 @@ def survey(
         "path": str(path.resolve()) if path else None,
         "with_code": with_code and path is None,
         "entries_first": list(first),
+        "knobs": list(knobs),
+        "only": None if only is None else sorted(only),
     }
     answer = ask_far(python, request, env)
+    if not answer["points"] and not any(item["reached"] for item in answer["refused"]):
+        raise _not_there(python, answer["engine"], path)
     if answer["conflicts"]:
         raise _conflict(answer["conflicts"])
     code = {module: base64.b64decode(blob) for module, blob in answer.pop("code").items()}

@@ -15,17 +15,20 @@ ROLES = ("cycle", "leaf", "span", "mark", "wait", "overlapped")
 KINDS = ("call", "body")
 CLOCKS = ("host", "device")
 STEPS = ("loop", "none")
+SHAPES = ("each", "int")
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>|[^\W\d]\w*))*$")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _VALUE = re.compile(r"""(return|self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\]|\["[^"\]]*"\])*(\|(len|sum))?$""")
+_PLACE = re.compile(r"""(self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\]|\["[^"\]]*"\])*\.[^\W\d]\w*$""")
 _PATH_HINT = 'a path is self|argN|kw.NAME|return, then .attr, [N] or ["key"], and may end in |len or |sum; no calls'
 
-_RECIPE = {"schema", "engine", "about", "modes", "versions", "runner", "point"}
+_RECIPE = {"schema", "engine", "about", "modes", "versions", "runner", "point", "knob"}
 _MODES = ("decode", "prefill", "mixed")
 _VERSIONS = {"dist", "range"}
 _RUNNER = {"name", "range", "about"}
 _POINT = {"name", "role", "kind", "clock", "required", "step", "runner", "range", "about", "anchors", "values"}
+_KNOB = {"name", "about", "point", "path", "shape", "low", "most", "hint", "range", "needs"}
 _ANCHOR = {"range", "module", "function", "call", "inside", "args", "sites"}
 
 
@@ -94,6 +97,8 @@ def problems(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
     for number, point in enumerate(points, 1):
         _check_point(found, f"point {number} ({point.get('name', 'no name')})", point, names)
     _check_names(found, points)
+    for number, knob in enumerate(_tables(found, "recipe", recipe, "knob"), 1):
+        _check_knob(found, f"knob {number} ({knob.get('name', 'no name')})", knob, points)
     _check_modes(found, recipe.get("modes", {}))
     if points and not any(point.get("role") == "cycle" for point in points):
         found.add("recipe", "no point has role = 'cycle', so records could not be divided into cycles")
@@ -152,6 +157,26 @@ def _check_point(found: _Problems, where: str, point: Mapping[str, Any], runners
     for name, path in values.items():
         if not isinstance(path, str) or not _VALUE.match(path):
             found.add(where, f"values.{name} = {path!r}: {_PATH_HINT}")
+
+
+def _check_knob(found: _Problems, where: str, knob: Mapping[str, Any], points: list[Mapping[str, Any]]) -> None:
+    found.keys(where, knob, _KNOB, {"name", "point", "path", "shape", "low", "most", "needs"})
+    found.matches(where, knob, "name", _NAME)
+    found.matches(where, knob, "path", _PLACE)
+    found.one_of(where, knob, "shape", SHAPES)
+    found.range(where, knob)
+    if knob.get("point") not in [point.get("name") for point in points]:
+        found.add(where, f"point = {knob.get('point')!r} is no point of this recipe")
+    if type(knob.get("low", 0)) is not int:
+        found.add(where, f"low = {knob['low']!r} is not a whole number")
+    most = knob.get("most", 0)
+    if type(most) is not int and not (isinstance(most, str) and _VALUE.match(most)):
+        found.add(where, f"most = {most!r} is neither a whole number nor a path: {_PATH_HINT}")
+    needs = _tables(found, where, knob, "needs")
+    if "needs" in knob and not needs:
+        found.add(where, "nothing under needs says what reads the number")
+    for number, anchor in enumerate(needs, 1):
+        _check_anchor(found, f"{where} needs {number}", anchor, "call")
 
 
 def _check_role(found: _Problems, where: str, point: Mapping[str, Any]) -> None:

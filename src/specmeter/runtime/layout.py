@@ -34,6 +34,7 @@ KIND_DROPPED = 7
 # Point ids 1..0xFFEF belong to the plan; these are the runtime's own.
 POINT_NONE = 0
 POINT_SAMPLING = 0xFFF0  # KIND_MARK, value 1: probes are in from this cycle on, 0: out (the original code objects)
+POINT_KNOB = 0xFFF1  # KIND_MARK, value: the number that a knob of the engine was set to, from the step that begins here
 
 VALUE_MIN = -(2**31)
 VALUE_MAX = 2**31 - 1

@@ -202,7 +202,8 @@ class Recorder:
         if self.events is not None and is_device_point(point):
             begin, end = self.events.pair(id, begin, end)
         getters = _getters(point, roots, value_ids)
-        return begin, self._with_values(id, end, getters) if getters else end
+        handed = any(root[1] >= 0 for root in roots)  # the plain end would take what is handed over for its own state
+        return begin, self._with_values(id, end, getters) if getters or handed else end
 
     def _with_values(self, point: int, span: End, getters: List[Getter]) -> End:
         clock = time.perf_counter_ns

@@ -15,6 +15,7 @@ from . import compilers, forks, layout, report
 from .arming import Arming
 from .control import ControlLine
 from .hook import ImportHook
+from .knobs import Knobs
 from .loading import CannotLoad, load_code
 from .probe import Recorder
 from .ring import DEFAULT_CAPACITY, Ring, start_ticks
@@ -40,6 +41,7 @@ class Runtime:
         self._ring_failed = False
         self.recorder = Recorder(self._open_ring, self._fault, self._news)
         self.arming = Arming(self.recorder, self._note, self._news)
+        self.knobs = Knobs({}, self.recorder.write, self._news)
         names = [name[:-4] for name in os.listdir(os.path.join(link, "code")) if name.endswith(".bin")]
         self._hook = ImportHook(names, self.imported, self._unwatched)
         self._tracer_hook = ImportHook(compilers.TRACER_MODULES, self.arming.tracer_loaded, lambda *_: None)
@@ -73,6 +75,7 @@ class Runtime:
             self.plan = json.loads(raw)
             self._plan_hash = hashlib.sha256(raw).digest()
             self._points = {point["id"]: point for point in self.plan["points"]}
+            self.knobs = Knobs(self.plan, self.recorder.write, self._news)
             forks.follow(self)
             atexit.register(self._at_exit)
         self._open_line()
@@ -104,6 +107,8 @@ class Runtime:
             self.detached = self.arming.left = True
         if bool(state["armed"]) != self.arming.armed:
             self._set_armed(bool(state["armed"]))
+        if self.arming.armed:
+            self.knobs.want(state.get("knobs") or {})
 
     def _take(self, module: ModuleType, spec: Any) -> None:
         name = spec.name
@@ -114,7 +119,8 @@ class Runtime:
             return self._refuse_module(name, str(reason))
         value_ids = dict((self.plan or {}).get("value_ids") or {})
         for id, roots in content["roots"].items():
-            self.arming.pairs[id] = self.recorder.pair(self._points[id], roots, value_ids)
+            pair = self.recorder.pair(self._points[id], roots, value_ids)
+            self.arming.pairs[id] = self.knobs.wrapped(self._points[id], roots, pair)
         taken: List[Swap] = []
         for entry in content["functions"]:
             try:
@@ -145,6 +151,8 @@ class Runtime:
     def _set_armed(self, armed: bool) -> None:
         with self.arming.lock:
             self.arming.put(armed)
+            if not armed:
+                self.knobs.want({})
             self._beat_by = time.perf_counter() + self._watchdog_s if armed and self._watchdog_s else None
 
     def _hurried(self) -> bool:
@@ -161,6 +169,8 @@ class Runtime:
                 return True
             if word in ("arm", "disarm", "mix", "detach"):
                 self._read_state_safely(word, rest)
+            elif word == "set":
+                self._set_knobs(int(rest[0]))
             self._write_report()
         except Exception as error:
             self._note(f"control line {line!r}", error)
@@ -180,6 +190,13 @@ class Runtime:
             self.arming.refuse_endless(self._hurried)
         self.generation = int(rest[0])
         return None
+
+    def _set_knobs(self, generation: int) -> None:
+        with open(os.path.join(self.link, "link.json"), "rb") as file:
+            wanted = json.loads(file.read())["state"].get("knobs") or {}
+        with self.arming.lock:
+            self.knobs.want(wanted if self.arming.armed else {})
+        self.generation = generation
 
     def _detach(self) -> None:
         self._set_armed(False)
@@ -267,6 +284,7 @@ class Runtime:
         try:
             self.arming.lock = RLock()
             self.recorder.reset()
+            self.knobs.renew()
             if self._line is not None and not self.detached:
                 self._line.close(unlink=False)
                 self._open_line()

@@ -41,6 +41,7 @@ def describe(runtime: Any) -> Dict[str, Any]:
         "lanes": lanes,
         "device_events": events.describe() if events is not None else None,
         "ring": os.path.basename(ring.path) if ring is not None else None,
+        "knobs": runtime.knobs.describe(),
         "faults": runtime.faults,
     }
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import versions
 from .anchors import Refusal, Resolver, Site
+from .knobs import drop_lost, open_knobs, resolve_knobs
 from .pyfile import SourceError
 
 Plain = Dict[str, Any]
@@ -32,12 +33,19 @@ def engines(recipes: Sequence[Mapping[str, Any]], entries: Sequence[str]) -> Lis
 def resolve_recipes(request: Mapping[str, Any]) -> Plain:
     """The plan's parts for the recipes of one engine, all of which the request holds under ``recipes``.
 
-    Gives ``engine, engine_version, python, modes, runners, points, refused, conflicts, value_ids, code``. Raises
+    Gives ``engine, engine_version, python, modes, runners, points, refused, conflicts, value_ids, knobs, knobs_refused,
+    code``. ``knobs`` of the request names those to be open, ``only`` the points to take (all without it). Raises
     SourceError when the engine is not there or its version is outside every range.
     """
     recipes = request["recipes"]
     version, entries = _version_and_entries(request)
-    picked = [(point, recipe) for recipe in recipes for point in _points_for(recipe, version)]
+    only = request.get("only")
+    picked = [
+        (point, recipe)
+        for recipe in recipes
+        for point in _points_for(recipe, version)
+        if only is None or point["name"] in only
+    ]
     resolver = Resolver(entries)
     points: List[Plain] = []
     refused: List[Plain] = []
@@ -52,9 +60,13 @@ def resolve_recipes(request: Mapping[str, Any]) -> Plain:
             )
     conflicts = _conflicts(points)
     value_ids = _value_ids(points)
+    described = [knob for recipe in recipes for knob in recipe.get("knob", [])]
+    knobs, knobs_refused = resolve_knobs(described, points, resolver, version)
+    open_knobs(knobs, points, request.get("knobs") or [])
     code: Dict[str, str] = {}
     if request.get("with_code") and not conflicts:
         code = _compile(points, refused, resolver)
+        drop_lost(knobs, knobs_refused, points)
     return {
         "engine": recipes[0]["engine"],
         "engine_version": version,
@@ -65,6 +77,8 @@ def resolve_recipes(request: Mapping[str, Any]) -> Plain:
         "refused": refused,
         "conflicts": conflicts,
         "value_ids": value_ids,
+        "knobs": knobs,
+        "knobs_refused": knobs_refused,
         "code": code,
     }
 

@@ -14,9 +14,9 @@ Roots = List[List[Any]]
 
 
 def _wanted_roots(point: Mapping[str, Any]) -> List[str]:
-    """The roots of the point's value paths in order of first use: ``return``, ``self``, ``argN`` or ``kw.NAME``."""
+    """The roots of the point's value and knob paths in order of first use: ``return``, ``self``, ``argN``, ``kw.X``."""
     roots: List[str] = []
-    for path in (point.get("values") or {}).values():
+    for path in [*(point.get("values") or {}).values(), *point.get("knob_paths", [])]:
         words = path.replace("[", ".").replace("|", ".").split(".")
         root = ".".join(words[:2]) if words[0] == "kw" else words[0]
         if root not in roots:
