@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from specmeter import __version__
 from specmeter.commands import ENTRIES
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.hosts.dispatch import run_on_hosts, take_hosts
+from specmeter.hosts.dispatch import FROM_HERE, run_on_hosts, take_hosts
 
 DESCRIPTION = """\
 specmeter shows where each millisecond of a speculative decoding cycle goes, says why speculation wins or loses
@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         hosts, python, arguments = take_hosts(arguments)
         chosen = next((word for word in arguments if not word.startswith("-")), None)
-        if hosts and chosen is not None and "--help" not in own:
+        if hosts and chosen is not None and "--help" not in own and chosen not in FROM_HERE:
             return run_on_hosts(hosts, python, arguments)
-        return _run(arguments, chosen)
+        return _run(arguments, chosen, hosts, python)
     except SpecmeterError as error:
         _print_error(error, chosen, as_json)
         return int(error.exit)
@@ -77,9 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(fault.exit)
 
 
-def _run(arguments: list[str], chosen: str | None) -> int:
+def _run(arguments: list[str], chosen: str | None, hosts: Sequence[str], python: str) -> int:
     parser = build_parser(chosen)
     args = parser.parse_args(arguments)
+    args.on, args.far_python = tuple(hosts), python
     if args.command is None:
         parser.print_help()
         return int(Exit.USAGE)

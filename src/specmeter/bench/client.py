@@ -99,7 +99,8 @@ class Client:
         began = time.perf_counter_ns()
         problem = ""
         try:
-            async with self._http.stream("POST", PATHS[self.api], json=self._body(call)) as response:
+            body = request_body(call, self.model, self.api)
+            async with self._http.stream("POST", PATHS[self.api], json=body) as response:
                 if response.status_code != 200:
                     raise StreamError(_refusal(response.status_code, await response.aread()))
                 async for now, event in _events(response):
@@ -111,28 +112,61 @@ class Client:
             problem = f"the connection failed: {type(error).__name__} {error}".rstrip()
         return answer.outcome(call, began, time.perf_counter_ns(), problem)
 
-    def _body(self, call: Call) -> dict[str, object]:
-        if self.api == "generate":
-            sampling = {
-                "max_new_tokens": call.max_tokens,
-                "temperature": call.temperature,
-                "ignore_eos": call.ignore_eos,
-            }
-            return {"text": call.prompt.text, "sampling_params": sampling, "stream": True, **call.body}
-        said: dict[str, object] = (
-            {"messages": call.prompt.as_messages()} if self.api == "chat" else {"prompt": call.prompt.text}
-        )
-        return {
-            "model": self.model,
-            **said,
-            "max_tokens": call.max_tokens,
+
+def request_body(call: Call, model: str, api: Api) -> dict[str, object]:
+    """What is posted for a call."""
+    if api == "generate":
+        sampling = {
+            "max_new_tokens": call.max_tokens,
             "temperature": call.temperature,
-            "seed": call.seed,
             "ignore_eos": call.ignore_eos,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **call.body,
         }
+        return {"text": call.prompt.text, "sampling_params": sampling, "stream": True, **call.body}
+    said: dict[str, object] = {"messages": call.prompt.as_messages()} if api == "chat" else {"prompt": call.prompt.text}
+    return {
+        "model": model,
+        **said,
+        "max_tokens": call.max_tokens,
+        "temperature": call.temperature,
+        "seed": call.seed,
+        "ignore_eos": call.ignore_eos,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **call.body,
+    }
+
+
+@dataclass(frozen=True)
+class Received:
+    """What another machine's load generator got for a call, unread, on that machine's ``perf_counter_ns``.
+
+    ``events`` are the server-sent events with their arrival; with a status other than 200 the body. ``problem`` says
+    what went wrong before the end, empty if nothing did.
+    """
+
+    send_ns: int
+    end_ns: int
+    status: int
+    problem: str
+    events: tuple[tuple[int, bytes], ...]
+
+
+def read_received(call: Call, received: Received, api: Api) -> Outcome:
+    """The outcome of what was received, judged as ``Client.send`` does."""
+    answer = _Answer()
+    problem = received.problem
+    try:
+        if received.status not in (0, 200):
+            raise StreamError(_refusal(received.status, b"".join(body for _, body in received.events)))
+        for now, event in received.events:
+            data = _data_of(event)
+            if data:
+                answer.take(now, data, api)
+        if not problem:
+            answer.check_whole(api)
+    except StreamError as error:
+        problem = str(error)
+    return answer.outcome(call, received.send_ns, received.end_ns, problem)
 
 
 class _Answer:
@@ -228,13 +262,19 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[int, bytes]]:
             raise StreamError("the stream is malformed: an event has no end")
         *events, buffer = buffer.split(b"\n\n")
         for event in events:
-            data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            data = _data_of(event)
             if data:
                 yield now, data
-            elif event.strip() and not event.lstrip().startswith((b":", b"event:", b"id:", b"retry:")):
-                raise StreamError(f"the stream is malformed: {event.strip()[:80]!r} is no event")
     if buffer.strip():
         raise StreamError(f"the stream ended within an event: {buffer.strip()[:80]!r}")
+
+
+def _data_of(event: bytes) -> bytes:
+    """The data lines of one event, joined; empty for a comment. Raises StreamError for what is no event."""
+    data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+    if not data and event.strip() and not event.lstrip().startswith((b":", b"event:", b"id:", b"retry:")):
+        raise StreamError(f"the stream is malformed: {event.strip()[:80]!r} is no event")
+    return data
 
 
 def _refusal(status: int, body: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,10 @@ from pathlib import Path
 
 from specmeter import control
 from specmeter.bench.client import Api, Call, Outcome
-from specmeter.bench.load import Load, LoadResult, drive
-from specmeter.bench.machine import busy_warning
+from specmeter.bench.load import Load, LoadResult
+from specmeter.bench.place import HERE, Place
 from specmeter.bench.progress import Progress
-from specmeter.control.prepare import prepare_link
-from specmeter.engines import Engine, Server, ServerSpec, engine_at, engine_named
+from specmeter.engines import Engine, Server, ServerSpec, engine_named, engine_of_metrics
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
@@ -27,27 +25,28 @@ DEATH_S = 2.0
 
 @dataclass
 class Session:
-    """A healthy server with its link (None: no probes) and the name of the model it serves."""
+    """A healthy server with its link (None: no probes), the name of the model it serves, and where it runs."""
 
     server: Server
     engine: Engine | None
     link: control.Link | None
     model: str
     progress: Progress
+    place: Place = HERE
 
     @property
     def api(self) -> Api:
         """Every engine here answers chat completions."""
         return "chat"
 
-    def drive(self, title: str, calls: Sequence[Call], load: Load | None = None) -> LoadResult:
+    def drive(self, title: str, calls: Sequence[Call], load: Load | None = None, api: Api | None = None) -> LoadResult:
         """Send the calls with progress; a dead server is an error (exit 4) with its log's cause."""
         self.progress.start(title, len(calls))
 
         def done(outcome: Outcome) -> None:
             self.progress.step(outcome.call.setting)
 
-        result = drive(self.server.url, self.model, calls, load or Load(), self.api, done)
+        result = self.place.drive(self.server.url, self.model, calls, load or Load(), api or self.api, done)
         self.progress.clear()
         if any(outcome.error for outcome in result.outcomes):
             self.check_death()
@@ -62,20 +61,23 @@ class Session:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Probes in while inside; out again at the end. Raises SpecmeterError if a process does not answer."""
+        """Probes in while inside; out again at the end, when what they wrote can be read from ``link.path``.
+
+        Raises SpecmeterError if a process does not answer.
+        """
         if self.link is None:
             yield
             return
-        link = self.link
-        control.wait_for_processes(link, 1, 20.0)
+        link, place = self.link, self.place
+        place.wait_for_processes(link, 1, 20.0)
         ended = threading.Event()
-        beating = threading.Thread(target=_beat, args=(link, ended), daemon=True)
+        beating = threading.Thread(target=_beat, args=(place, link, ended), daemon=True)
         try:
-            ack = control.arm(link, 10.0, WATCHDOG_S)
-            if ack.silent:
+            silent = place.arm(link, 10.0, WATCHDOG_S)
+            if silent:
                 raise SpecmeterError(
                     "The probes could not be put in.",
-                    f"No answer from process {', '.join(str(process.pid) for process in ack.silent)}.",
+                    f"No answer from process {', '.join(map(str, silent))}.",
                     f"specmeter status --link {link.id} says more.",
                     Exit.SERVER_FAILED,
                 )
@@ -84,24 +86,26 @@ class Session:
         finally:
             ended.set()
             with contextlib.suppress(SpecmeterError):
-                control.disarm(link, 5.0 if self.server.process is None or self.server.process.poll() is None else 0.1)
+                place.disarm(link, 5.0 if self.server.process is None or self.server.process.poll() is None else 0.1)
+        place.collect(link)
 
 
-def _beat(link: control.Link, ended: threading.Event) -> None:
+def _beat(place: Place, link: control.Link, ended: threading.Event) -> None:
     while not ended.wait(WATCHDOG_S / 3):
         with contextlib.suppress(SpecmeterError, OSError):
-            control.beat(link)
+            place.beat(link)
 
 
 @dataclass(frozen=True)
 class Probing:
-    """How a server is to be probed: ``probes`` False starts it without a runtime."""
+    """How a server is to be probed, and where: ``probes`` False starts it without a runtime."""
 
     python: Path | None = None
     recipe: Path | None = None
     probes: bool = True
     model_name: str | None = None
     start_timeout_s: float | None = None
+    place: Place = HERE
 
 
 def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
@@ -111,11 +115,8 @@ def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
     """
     if not probing.probes or not spec.command:
         return None
-    reason = control.why_not_up(spec.command)
-    if reason:
-        raise SpecmeterError("The probes cannot get into this server.", reason, "Leave the option out.", Exit.REFUSED)
     name = RECIPE_ENGINES.get(spec.engine or "", spec.engine)
-    return prepare_link(list(spec.command), engine=name, python=probing.python, recipe=probing.recipe)
+    return probing.place.prepare(spec, name, probing.python, probing.recipe)
 
 
 @contextlib.contextmanager
@@ -126,56 +127,49 @@ def session(
 
     Its log goes to ``logs/NAME.log`` of the run. A link that was made for the server goes with it.
     """
+    place = probing.place
     if not spec.command:
-        yield _running(spec, probing, progress)
+        running = _running(spec, probing, progress)
+        try:
+            yield running
+        finally:
+            running.server.stop()
         return
     engine = engine_named(spec.engine or "")
-    warning = busy_warning()
+    warning = place.busy_warning()
     if warning:
         progress.say(f"note: {warning}")
-    environment = _link_variables(link, spec) if link is not None else {}
     try:
         progress.say(f"starting the server ({engine.name})")
-        with Server.start(
-            engine,
-            spec,
-            writer.logs / f"{name}.log",
-            extra_env=environment,
-            progress=progress.waiting,
-            timeout_s=probing.start_timeout_s,
-        ) as server:
+        log = writer.logs / f"{name}.log"
+        with place.start(engine, spec, log, link, progress.waiting, probing.start_timeout_s) as server:
             progress.clear()
-            yield Session(server, engine, link, server.model_name(probing.model_name), progress)
+            yield Session(server, engine, link, server.model_name(probing.model_name), progress, place)
     finally:
         progress.clear()
         if link is not None:
             with writer.postponing(), contextlib.suppress(OSError):
                 writer.save_rings(link.path)
-            control.remove_link(link)
-
-
-def _link_variables(link: control.Link, spec: ServerSpec) -> dict[str, str]:
-    whole = control.launch_env(link, {**os.environ, **spec.env})
-    return {key: whole[key] for key in ("SPECMETER_LINK", "PYTHONPATH")}
+            place.remove_link(link)
 
 
 def _running(spec: ServerSpec, probing: Probing, progress: Progress) -> Session:
-    link = control.find_link(spec.link) if spec.link else None
+    link = probing.place.find_link(spec.link) if spec.link else None
     if spec.url is None:
         raise SpecmeterError(
             "The server's address is not known.", "A link does not tell it.", "Give --url http://127.0.0.1:PORT too."
         )
     engine = engine_named(spec.engine) if spec.engine is not None else None
-    server = Server(spec.url, engine)
+    server = probing.place.server_at(spec.url, engine)
     server.wait_healthy(10.0, progress.waiting)
-    return Session(server, engine, link, server.model_name(probing.model_name), progress)
+    return Session(server, engine, link, server.model_name(probing.model_name), progress, probing.place)
 
 
-def with_engine(spec: ServerSpec) -> ServerSpec:
+def with_engine(spec: ServerSpec, place: Place = HERE) -> ServerSpec:
     """The same server with its engine's name, asked of the link's plan or of the server's metrics where it is open."""
     if spec.engine is not None or spec.command:
         return spec
     if spec.link is not None:
-        planned = str(control.find_link(spec.link).plan().get("engine"))
+        planned = str(place.find_link(spec.link).plan().get("engine"))
         return replace(spec, engine=next((ours for ours, its in RECIPE_ENGINES.items() if its == planned), planned))
-    return replace(spec, engine=engine_at(spec.url)) if spec.url is not None else spec
+    return replace(spec, engine=engine_of_metrics(place.server_at(spec.url))) if spec.url is not None else spec

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.bench.place import HERE, Place
 from specmeter.bench.prompts import PromptSet, load_prompts
 from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing, with_engine
@@ -81,9 +82,9 @@ def sending(args: argparse.Namespace) -> Sending:
     return Sending(args.max_tokens, args.temperature, args.seed, not args.honour_eos)
 
 
-def probing(args: argparse.Namespace, probes: bool = True) -> Probing:
-    """How the server is probed."""
-    return Probing(args.python, args.recipe, probes, args.model_name, args.start_timeout)
+def probing(args: argparse.Namespace, probes: bool = True, place: Place = HERE) -> Probing:
+    """How the server is probed, and where."""
+    return Probing(args.python, args.recipe, probes, args.model_name, args.start_timeout, place)
 
 
 def default_command(args: argparse.Namespace) -> list[str]:
@@ -96,9 +97,18 @@ def default_command(args: argparse.Namespace) -> list[str]:
     return command
 
 
-def chosen_server(args: argparse.Namespace) -> ServerSpec:
-    """The server that the arguments name; the embedded engine (its model fetched first) if they name none."""
+def chosen_server(args: argparse.Namespace, place: Place = HERE) -> ServerSpec:
+    """The server that the arguments name; the embedded engine (its model fetched first) if they name none.
+
+    On another host there is no such default: Raises SpecmeterError then, as for arguments that do not fit.
+    """
     named = bool(args.url or args.link or args.server or args.server_command)
+    if place.names and not named:
+        raise SpecmeterError(
+            f"No server is named for {place.names[0]}.",
+            "The embedded engine is not sent there: it needs torch, and specmeter installs nothing on a host.",
+            "Give `-- CMD` with the command that starts a server there, or --url and --link of one that runs.",
+        )
     if named and (args.model or args.draft or args.threads):
         raise SpecmeterError(
             "--model, --draft and --threads are for the embedded engine.",
@@ -108,7 +118,7 @@ def chosen_server(args: argparse.Namespace) -> ServerSpec:
     spec = server_spec(args, default_command(args))
     if not named and args.model is None:
         _fetch_model()
-    return with_engine(spec)
+    return with_engine(spec, place)
 
 
 def _fetch_model() -> None:

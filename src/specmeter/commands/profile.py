@@ -14,10 +14,12 @@ from specmeter import control
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
 from specmeter.analysis.stats import Interval
 from specmeter.bench.load import as_request, raise_failure
+from specmeter.bench.place import HERE, Place
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved, warm_up
 from specmeter.bench.session import Probing, Session, planned_link, session
+from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -50,8 +52,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile, print the report, save the run."""
-    with terminations_interrupt():
-        document, warnings, writer = measure(args, ["specmeter", *sys.argv[1:]], Progress())
+    with terminations_interrupt(), place_of(args) as place:
+        document, warnings, writer = measure(args, ["specmeter", *sys.argv[1:]], Progress(), place)
     return show_saved("profile", document, warnings, writer, args.json)
 
 
@@ -65,15 +67,15 @@ class Taken:
 
 
 def measure(
-    args: argparse.Namespace, command: Sequence[str], progress: Progress
+    args: argparse.Namespace, command: Sequence[str], progress: Progress, place: Place = HERE
 ) -> tuple[dict[str, Any], list[str], RunWriter]:
     """Run the whole profile; returns the analysis, warnings, and the run's writer with what could not be saved."""
     prompts = chosen_prompts(args)
     asked = _asked_setting(args)
     saved = _saved_baseline(args.baseline)
-    spec, how = chosen_server(args), probing(args)
+    spec, how = chosen_server(args, place), probing(args, place=place)
     if not spec.command and spec.link is None:
-        refuse_silent(spec.url or "")
+        refuse_silent(how.place.server_at(spec.url or ""))
         raise SpecmeterError(
             "This server carries no probes, so its cycle cannot be seen.",
             "It was not started by specmeter.",
@@ -89,7 +91,7 @@ def measure(
         )
     except BaseException:
         if link is not None:
-            control.remove_link(link)
+            how.place.remove_link(link)
         raise
     chosen = prompts.sample(args.requests, args.seed)
     taken = _take(spec, link, writer, how, progress, settings, chosen, sending(args), "server")
@@ -107,6 +109,7 @@ def measure(
     document["engine_counters"] = _counters(taken.counted)
     writer.keep(taken.trace, requests)
     writer.keep_analysis(document, render_analysis(document))
+    writer.add_facts(**place.facts())
     with writer.postponing():
         writer.finish("complete")
     return document, warnings, writer

@@ -13,7 +13,6 @@ from typing import Any
 from specmeter.control import holder
 from specmeter.control.link import Link
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.runtime.ring import start_ticks
 
 POLL_S = 0.01
 
@@ -66,7 +65,7 @@ def processes(link: Link, alive_only: bool = False) -> list[Process]:
         if report is None:
             continue
         pid, start = int(pid_text), int(start_text)
-        alive = start_ticks(pid) == start and not _is_zombie(pid)
+        alive = link.lives(pid, start)
         ring = path.with_suffix(".ring")  # may be newer than the report
         process = Process(pid, start, alive, report, ring if ring.exists() else None, path.with_suffix(".fifo"))
         if alive or not alive_only:
@@ -211,11 +210,3 @@ def _report(path: Path) -> dict[str, Any] | None:
         if isinstance(document, dict):
             return document
     return None
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return True
-    return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X")

@@ -16,8 +16,8 @@ __all__ = [
     "Server",
     "ServerSpec",
     "Setting",
-    "engine_at",
     "engine_named",
+    "engine_of_metrics",
     "refuse_silent",
 ]
 
@@ -33,25 +33,23 @@ def engine_named(name: str) -> Engine:
     return _ENGINES[name]
 
 
-def refuse_silent(url: str) -> None:
-    """Raise SpecmeterError (exit 4) with the reason if nothing answers at ``url``."""
-    server = Server(url)
+def refuse_silent(server: Server) -> None:
+    """Raise SpecmeterError (exit 4) with the reason if nothing answers as ``server``, which is closed."""
     try:
         why = server.why_silent()
     finally:
         server.stop()
     if why:
         raise SpecmeterError(
-            f"Nothing answers at {url}.",
+            f"Nothing answers at {server.url}.",
             why,
             "Give the server's address, such as http://127.0.0.1:8000, and check that it runs.",
             Exit.SERVER_FAILED,
         )
 
 
-def engine_at(url: str) -> str | None:
-    """The name of the engine that answers at ``url``, told by the names of its metrics; None if they do not tell."""
-    server = Server(url)
+def engine_of_metrics(server: Server) -> str | None:
+    """The engine's name, told by the names of the metrics of ``server``, which is closed; None if they do not tell."""
     try:
         text = server.metrics_text()
     finally:

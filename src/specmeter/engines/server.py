@@ -29,12 +29,19 @@ class Server:
     Use it in a ``with`` block: a started server is stopped at the end of the block in every case.
     """
 
-    def __init__(self, url: str, engine: Engine | None = None, process: ServerProcess | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        engine: Engine | None = None,
+        process: ServerProcess | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """``transport`` carries the requests to a server that only another host reaches; None: straight from here."""
         self.url = url
         self.engine = engine
         self.process = process
         # Never through a proxy: the environment's proxies are for the outside, and would see prompts and keys.
-        self._http = httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False, transport=transport)
 
     @classmethod
     def start(

@@ -26,19 +26,43 @@ _FILES = (
     "commands/__init__.py",
     "commands/link_options.py",
 )
+# What a session needs there: the server's guardian, the load generator, the reader of rings.
+RELAY = "relay"
+_RELAY_FOLDERS = ("source", "recipes", "runtime", "control")
+_RELAY_FILES = (
+    "__init__.py",
+    "errors.py",
+    "hosts/__init__.py",
+    "hosts/far_load.py",
+    "hosts/far_relay.py",
+    "hosts/far_rings.py",
+    "hosts/far_server.py",
+    "hosts/frames.py",
+    "bench/__init__.py",
+    "bench/machine.py",
+    "engines/guardian.py",
+    "trace/masking.py",
+)
+# Packages of which one module goes along, without what the package itself imports.
+_BARE = ("engines", "trace")
 
 
 def bundle(command: str) -> bytes:
-    """The archive for one of ``COMMANDS``, about 120 kB."""
+    """The archive for one of ``COMMANDS``, about 120 kB, or for ``RELAY``."""
     root = Path(specmeter.__file__).parent
+    relay = command == RELAY
     names = [*_FILES, *(f"commands/{name}.py" for name in {command, "source", "status"})]
-    for folder in _FOLDERS:
+    if relay:
+        names = list(_RELAY_FILES)
+    for folder in _RELAY_FOLDERS if relay else _FOLDERS:
         files = sorted([*(root / folder).rglob("*.py"), *(root / folder).rglob("*.toml")])
         names += [path.relative_to(root).as_posix() for path in files]
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in dict.fromkeys(names):
             archive.write(root / name, f"specmeter/{name}")
+        for name in _BARE if relay else ():
+            archive.writestr(f"specmeter/{name}/__init__.py", "")
         # The recipes' format is in the standard library from 3.11 on only.
         toml = Path(str(tomllib.__file__)).parent
         for path in sorted(toml.glob("*.py")):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from specmeter.errors import SpecmeterError
 
 DEFAULT_PYTHON = "python3"
+# Commands that stay here and reach their servers there: the analysis is not sent.
+FROM_HERE = ("profile",)
 
 
 def take_hosts(arguments: Sequence[str]) -> tuple[list[str], str, list[str]]:

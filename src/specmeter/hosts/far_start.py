@@ -54,9 +54,14 @@ def run_command(header, folder):
     import subprocess
     import threading
 
-    code = "import sys; sys.path[0] = sys.argv.pop(1); from specmeter.cli import main; sys.exit(main(sys.argv[1:]))"
+    relay = header.get("relay")
+    call = "from specmeter.cli import main; sys.exit(main(sys.argv[1:]))"
+    if relay:
+        call = "from specmeter.hosts.far_relay import main; sys.exit(main())"
+    code = "import sys; sys.path[0] = sys.argv.pop(1); sys.argv[0] = 'specmeter'; " + call
     words = [sys.executable, "-B", "-c", code, folder] + header["arguments"]
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    # A relay reads the stream itself, and ends with it.
+    child = subprocess.Popen(words, stdin=None if relay else subprocess.DEVNULL)
 
     def watch():
         # Nothing more is sent: the end of the stream is the end of the connection, or of the one who asked.
@@ -74,7 +79,8 @@ def run_command(header, folder):
 
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    threading.Thread(target=watch, daemon=True).start()
+    if not relay:
+        threading.Thread(target=watch, daemon=True).start()
     code = child.wait()
     return code if code >= 0 else 128 - code
 

@@ -13,7 +13,8 @@ from typing import IO
 
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import Host
-from specmeter.hosts.bundle import COMMANDS, bundle
+from specmeter.hosts.bundle import COMMANDS, RELAY, bundle
+from specmeter.hosts.dispatch import FROM_HERE
 
 # The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
 _BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
@@ -31,22 +32,14 @@ def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), "")
     if command not in COMMANDS:
         raise SpecmeterError(
-            f"`specmeter {command}` does not run on another host yet.", f"Those that do: {', '.join(COMMANDS)}."
+            f"`specmeter {command}` does not run on another host yet.",
+            f"Those that do: {', '.join((*COMMANDS, *FROM_HERE))}.",
         )
     token = secrets.token_hex(8)
-    try:
-        child = subprocess.Popen(
-            host.command([python, "-u", "-c", _BOOT]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # an interrupt is passed on by ending the stream, so that the far side tidies up
-        )
-    except OSError as error:
-        raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+    child = start_client(host, python)
     assert child.stdin and child.stdout and child.stderr
-    errors = _Errors(child.stderr, token)
-    writer = threading.Thread(target=_send, args=(child.stdin, token, python, arguments, command), daemon=True)
+    errors = Errors(child.stderr, token)
+    writer = threading.Thread(target=send, args=(child.stdin, token, python, arguments, command), daemon=True)
     writer.start()
     reader = _Reader(child.stdout, token)
     try:
@@ -62,16 +55,31 @@ def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
         code = child.wait()
         errors.join(_ERRORS_WAIT_S)
     if not reader.started:
-        raise _unreachable(host, python, code, errors.lines)
+        raise unreachable(host, python, code, errors.lines)
     if reader.code is None:
         raise _dropped(host, command, errors.lines)
     return reader.code
 
 
-def _send(stream: IO[bytes], token: str, python: str, arguments: Sequence[str], command: str) -> None:
+def start_client(host: Host, python: str) -> subprocess.Popen[bytes]:
+    """The local client that runs ``python`` there, its three streams piped. Raises SpecmeterError (exit 5)."""
+    try:
+        return subprocess.Popen(
+            host.command([python, "-u", "-c", _BOOT]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # an interrupt is passed on by ending the stream, so that the far side tidies up
+        )
+    except OSError as error:
+        raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+
+
+def send(stream: IO[bytes], token: str, python: str, arguments: Sequence[str], command: str) -> None:
     """Write program, header and archive; the stream stays open, for its end means that nobody waits any more."""
     program = (Path(__file__).parent / "far_start.py").read_bytes()
-    header = json.dumps({"token": token, "python": python, "arguments": list(arguments)}).encode()
+    facts = {"token": token, "python": python, "arguments": list(arguments), "relay": command == RELAY}
+    header = json.dumps(facts).encode()
     archive = bundle(command)
     program += b"\nimport json\nr = sys.stdin.buffer\nmain(json.loads(r.read(%d).decode()), r.read(%d))\n" % (
         len(header),
@@ -130,7 +138,7 @@ class _Reader:
             timer.cancel()
 
 
-class _Errors(threading.Thread):
+class Errors(threading.Thread):
     """Keeps the last lines of standard error; shows those that come after the mark, which are the command's own."""
 
     def __init__(self, stream: IO[bytes], token: str) -> None:
@@ -160,7 +168,7 @@ def _write(data: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
-def _unreachable(host: Host, python: str, code: int, lines: Sequence[str]) -> SpecmeterError:
+def unreachable(host: Host, python: str, code: int, lines: Sequence[str]) -> SpecmeterError:
     """Why nothing answered, from what the client said."""
     text = "\n".join(lines)
     last = next((line for line in reversed(lines) if line.strip()), f"it ended with code {code}")

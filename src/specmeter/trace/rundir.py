@@ -166,6 +166,10 @@ class RunWriter:
         except NotSaved as error:
             self.failure = self.failure or error
 
+    def add_facts(self, **facts: Any) -> None:
+        """More for run.json, written with ``finish``."""
+        self._facts.update(facts)
+
     def finish(self, status: str = "complete") -> None:
         """Say in run.json that the run is whole; it stays ``partial`` where a write has failed."""
         if self.failure is None:

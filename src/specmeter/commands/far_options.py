@@ -1,0 +1,30 @@
+"""Where a command's servers are: this machine, or the hosts of ``--on``, which ``cli`` puts into the arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from specmeter.bench.place import HERE, Place
+from specmeter.errors import SpecmeterError
+
+
+@contextlib.contextmanager
+def place_of(args: argparse.Namespace) -> Iterator[Place]:
+    """The place that ``--on`` names; its session ends with the block. Raises SpecmeterError (exit 5)."""
+    hosts = list(getattr(args, "on", None) or ())
+    if not hosts:
+        yield HERE
+        return
+    from specmeter.hosts.address import parse
+    from specmeter.hosts.place import There
+    from specmeter.hosts.relay import Relay
+
+    if len(hosts) > 1:
+        raise SpecmeterError("More than one --on is not known to this command yet.")
+    place = There(Relay(parse(hosts[0]), args.far_python))
+    try:
+        yield place
+    finally:
+        place.close()

@@ -1,0 +1,159 @@
+"""A link of another host as a folder here: its plan, its processes' reports, and rings filled as records come.
+
+Everything that reads a link here reads a mirror as it is. A ring here begins with the first record that was shipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specmeter.control.link import Link, write_private
+from specmeter.errors import SpecmeterError
+from specmeter.hosts.far_rings import unpack
+from specmeter.hosts.frames import Message
+from specmeter.runtime import layout
+from specmeter.trace.ring import RECORD_DTYPE, Records
+
+# Kinds whose t1 is a moment of the host's clock, and those whose t0 is one.
+_T0 = (layout.KIND_HOST_SPAN, layout.KIND_MARK, layout.KIND_CLOCK_PAIR, layout.KIND_DISARMED, layout.KIND_COLLECTIVE)
+_T1 = (layout.KIND_HOST_SPAN, layout.KIND_MARK, layout.KIND_VALUE, layout.KIND_COLLECTIVE)
+_CLOCK, _CALENDAR = 11, 12  # places of perf_counter_ns and time_ns in the header
+
+
+@dataclass(frozen=True)
+class Shift:
+    """From a host's clock to another one: ``by_ns`` is added; ``unix_ns`` is that one's time_ns - perf_counter_ns."""
+
+    by_ns: int
+    unix_ns: int
+
+
+@dataclass(frozen=True)
+class FarLink(Link):
+    """A link of another host: ``path`` is its mirror here, ``far_path`` the folder there."""
+
+    far_path: str = ""
+    lives_there: dict[tuple[int, int], bool] = field(default_factory=dict, compare=False, repr=False)
+
+    def lives(self, pid: int, start: int) -> bool:
+        """As that host said last."""
+        return self.lives_there.get((pid, start), False)
+
+
+class Mirror:
+    """Fills the folder of one far link from ``process``, ``ring`` and ``records`` events.
+
+    ``shift`` puts every moment on another host's clock. ``prefix`` keeps the names of several hosts' rings
+    apart; a mirror made with ``beside`` shares that one's folder.
+    """
+
+    def __init__(
+        self, described: Mapping[str, Any], shift: Shift | None = None, prefix: str = "", beside: Mirror | None = None
+    ) -> None:
+        self._shift = shift
+        self.plan: dict[str, Any] = described["plan"]
+        self._prefix = prefix
+        self._rings: dict[str, _RingCopy] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._own = beside is None
+        folder = Path(tempfile.mkdtemp(prefix="specmeter-mirror-")) if beside is None else beside.link.path
+        self.link: FarLink = FarLink(str(described["link"]), folder, str(described["path"]))
+        if self._own:
+            write_private(folder / "plan.json", json.dumps(self.plan).encode())
+            write_private(folder / "link.json", json.dumps(described["document"]).encode())
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept (0700)."""
+        return self.link.path
+
+    def take(self, message: Message, payload: bytes) -> None:
+        """One event of this link. Raises SpecmeterError for names and records that no runtime could have made."""
+        pid, start = _checked_name(str(message["name"]))
+        name = f"{self._prefix}{pid}-{start}"
+        with self._lock:
+            if self._closed:
+                return
+            if message["event"] == "process":
+                self.link.lives_there[pid, start] = bool(message["alive"])
+                if isinstance(json.loads(payload), dict):
+                    write_private(self.folder / f"{name}.json", payload)
+            elif message["event"] == "ring":
+                self._rings[name] = _RingCopy(self.folder / f"{name}.ring", payload, self._shift)
+            else:
+                self._rings[name].add(unpack(payload), bool(message["lost"]))
+
+    def close(self) -> None:
+        """Remove the folder."""
+        with self._lock:
+            self._closed = True
+            for ring in self._rings.values():
+                ring.close()
+            if self._own:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _RingCopy:
+    """A ring file (0600) to which shipped records are written."""
+
+    def __init__(self, path: Path, header: bytes, shift: Shift | None) -> None:
+        if len(header) != layout.HEADER.size or not header.startswith(layout.MAGIC):
+            raise SpecmeterError(f"The ring {path.stem} of the far side is damaged.", "It has no ring header.")
+        fields = list(layout.HEADER.unpack(header))
+        self.capacity = int(fields[3])
+        if not 1 <= self.capacity <= 1 << 32 or fields[2] != layout.RECORD_SIZE:
+            raise SpecmeterError(f"The ring {path.stem} of the far side is damaged.", "Its header is out of range.")
+        if shift is not None:
+            fields[_CLOCK] += shift.by_ns
+            # Hosts' calendars differ by more than their clocks were compared to: one of them counts.
+            fields[_CALENDAR] = fields[_CLOCK] + shift.unix_ns
+        self._shift = shift
+        self._position = 0
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._handle, layout.HEADER_SIZE + self.capacity * layout.RECORD_SIZE)
+        os.pwrite(self._handle, layout.HEADER.pack(*fields), 0)
+
+    def add(self, data: bytes, gap: bool) -> None:
+        """Append records in the order of writing; a gap before them becomes a slot that is not complete."""
+        records: Records = np.frombuffer(data, RECORD_DTYPE).copy()
+        if self._shift is not None:
+            add_to_moments(records, self._shift.by_ns)
+        self._position += int(gap and self._position > 0)
+        positions = self._position + np.arange(len(records), dtype=np.int64)
+        records["seq"] = (positions + 1).astype(np.uint32)
+        raw, at = records.tobytes(), self._position % self.capacity
+        first = min(len(records), self.capacity - at) * layout.RECORD_SIZE
+        os.pwrite(self._handle, raw[:first], layout.HEADER_SIZE + at * layout.RECORD_SIZE)
+        if first < len(raw):
+            os.pwrite(self._handle, raw[first:], layout.HEADER_SIZE)
+        self._position += len(records)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._handle)
+
+
+def add_to_moments(records: Records, by_ns: int) -> None:
+    """Add ``by_ns`` to every moment of the host's clock, in place; device times and counts stay."""
+    kind = records["kind"]
+    records["t0"][np.isin(kind, _T0)] += by_ns
+    records["t1"][np.isin(kind, _T1)] += by_ns
+
+
+def _checked_name(name: str) -> tuple[int, int]:
+    """PID and start of a process's name. Nothing else may become a file name here."""
+    pid, _, start = name.partition("-")
+    if not (pid.isascii() and pid.isdigit() and start.isascii() and start.isdigit() and len(name) < 64):
+        raise SpecmeterError(f"The far side names a process {name[:40]!r}.")
+    return int(pid), int(start)

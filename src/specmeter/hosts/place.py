@@ -1,0 +1,256 @@
+"""Another host as the place of a session: servers, probes and load there, analysis here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specmeter import control
+from specmeter.bench.client import PATHS, READ_TIMEOUT_S, Api, Call, Outcome, Received, read_received, request_body
+from specmeter.bench.load import Load, LoadResult, OnDone
+from specmeter.engines import Engine, Server, ServerSpec
+from specmeter.engines.server import Progress
+from specmeter.errors import SpecmeterError
+from specmeter.hosts.far_relay import GONE_S
+from specmeter.hosts.frames import Message
+from specmeter.hosts.mirror import FarLink, Mirror, Shift
+from specmeter.hosts.relay import Relay
+from specmeter.hosts.server import FarTransport, Processes
+
+_IDLE = "Nothing was started or armed there."
+_STARTED = f"The server that was started there is ended by the far side, at once or {GONE_S:.0f} s after the last word."
+
+
+class There:
+    """One far host. ``mirrors`` are the links that are read, by id."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.mirrors: dict[str, Mirror] = {}
+        self._processes = Processes(relay)
+        self._drives = itertools.count(1)
+        self._outcomes: dict[int, _Driven] = {}
+        self._started = 0
+        self._armed_s: float | None = None
+        self._live: dict[str, Any] | None = None
+        self._before = relay.traffic()
+        self.lost_records = 0
+        for event in ("process", "ring", "records"):
+            relay.listen(event, self._heard)
+        relay.listen("outcome", self._heard_outcome)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The host."""
+        return (self.relay.host.name,)
+
+    def facts(self) -> dict[str, Any]:
+        """The machine there, and what the session has sent and received."""
+        head = {"host": self.relay.host.name, "there": self.relay.facts, "stream": self.relay.traffic()}
+        return {"on": [{**head, "stream_while_armed": self._live, "lost_records": self.lost_records}]}
+
+    def close(self) -> None:
+        """End the session; mirrors go."""
+        self.relay.close()
+        for mirror in self.mirrors.values():
+            mirror.close()
+
+    def prepare(self, spec: ServerSpec, engine: str | None, python: Path | None, recipe: Path | None) -> control.Link:
+        """Plan there, with that host's interpreter and files."""
+        described, _ = self.relay.call(
+            "prepare",
+            command=list(spec.command),
+            env=dict(spec.env),
+            engine=engine,
+            python=None if python is None else str(python),
+            recipe=None if recipe is None else str(recipe),
+        )
+        return self.mirror(described).link
+
+    def find_link(self, name: str | None) -> control.Link:
+        """A link of that host; one that was found before is not asked for again."""
+        if name is not None and name in self.mirrors:
+            return self.mirrors[name].link
+        return self.mirror(self.relay.call("find", link=name)[0]).link
+
+    def mirror(
+        self, described: Mapping[str, Any], shift: Shift | None = None, prefix: str = "", beside: Mirror | None = None
+    ) -> Mirror:
+        """A mirror of a link as the far side described it."""
+        mirror = Mirror(described, shift, prefix, beside)
+        self.mirrors[mirror.link.id] = mirror
+        return mirror
+
+    def remove_link(self, link: control.Link) -> None:
+        """Remove it there, if it was made for us, and its mirror."""
+        mirror = self.mirrors.pop(link.id, None)
+        if mirror is not None:
+            mirror.close()
+        with contextlib.suppress(SpecmeterError):
+            self.relay.call("remove", link=link.id)
+
+    def start(
+        self,
+        engine: Engine,
+        spec: ServerSpec,
+        log_path: Path,
+        link: control.Link | None,
+        progress: Progress,
+        timeout_s: float | None,
+    ) -> Server:
+        """Start it there, in a session of its own, and wait until it is healthy."""
+        stated = engine.command_port(spec.command)
+        port = int(self.relay.call("port", stated=stated)[0]["port"])
+        command = spec.command if stated is not None else engine.with_port(spec.command, port)
+        if link is not None:
+            self.relay.call("watch", link=link.id)
+        self._started += 1
+        self._say_state()
+        process = self._processes.start(command, spec.env, log_path, None if link is None else link.id)
+        server = Server(f"http://127.0.0.1:{port}", engine, process, FarTransport(self.relay))
+        try:
+            server.wait_healthy(timeout_s or engine.default_start_timeout_s(), progress)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def server_at(self, url: str, engine: Engine | None = None) -> Server:
+        """As that host reaches it."""
+        return Server(url, engine, None, FarTransport(self.relay))
+
+    def wait_for_processes(self, link: control.Link, count: int, timeout_s: float) -> None:
+        """Wait there."""
+        self.relay.call("wait", link=link.id, count=count, timeout_s=timeout_s)
+
+    def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
+        """The far end becomes the link's controller."""
+        self.relay.call("watch", link=link.id)
+        self._armed_s = watchdog_s
+        self._say_state()
+        silent = self.relay.call("arm", link=link.id, timeout_s=timeout_s, watchdog_s=watchdog_s)[0]["silent"]
+        self._before = self.relay.traffic()
+        return [int(pid) for pid in silent]
+
+    def beat(self, link: control.Link) -> None:
+        """Passed on there."""
+        self.relay.call("beat")
+
+    def disarm(self, link: control.Link, timeout_s: float) -> None:
+        """Disarm there."""
+        self._live = {key: round(value - self._before[key], 3) for key, value in self.relay.traffic().items()}
+        self.relay.call("disarm", link=link.id, timeout_s=timeout_s)
+        self._armed_s = None
+        self._say_state()
+
+    def collect(self, link: control.Link) -> None:
+        """Have the rest of the rings sent, and wait until it has been written."""
+        self.lost_records += int(self.relay.call("collect", link=link.id)[0]["lost"])
+        if self.relay.fault is not None:
+            raise self.relay.fault
+
+    def drive(
+        self, base_url: str, model: str, calls: Sequence[Call], load: Load, api: Api, on_done: OnDone
+    ) -> LoadResult:
+        """Have the load generator there send them."""
+        number = next(self._drives)
+        driven = self._outcomes[number] = _Driven(calls, api, on_done)
+        bodies = [json.dumps(request_body(call, model, api)).encode() for call in calls]
+        try:
+            answer, _ = self.relay.call(
+                "drive",
+                b"".join(bodies),
+                drive=number,
+                sizes=[len(body) for body in bodies],
+                url=base_url,
+                path=PATHS[api],
+                timeout_s=READ_TIMEOUT_S,
+                concurrency=load.concurrency,
+                due_s=None if load.rate is None else _arrivals(len(calls), load.rate, load.seed),
+                stop_on_error=load.stop_on_error,
+            )
+        except KeyboardInterrupt:
+            self.relay.call("halt", drive=number)
+            raise
+        finally:
+            self._outcomes.pop(number)
+        outcomes = [driven.outcomes[index] for index in sorted(driven.outcomes)]
+        return LoadResult(tuple(outcomes), float(answer["wall_s"]), float(answer["cpu_share"]))
+
+    def busy_warning(self) -> str | None:
+        """Of that host."""
+        warning = self.relay.call("busy")[0]["warning"]
+        return None if warning is None else str(warning)
+
+    def variables(self, pid: int, names: Sequence[str]) -> Mapping[str, str]:
+        """From /proc there."""
+        if not names:
+            return {}
+        found = self.relay.call("variables", pid=pid, names=list(names))[0]["found"]
+        return {str(name): str(value) for name, value in found.items()}
+
+    def _say_state(self) -> None:
+        """What a lost connection leaves, for the error that tells of it."""
+        parts = [_STARTED] if self._started else []
+        if self._armed_s is not None:
+            parts.append(f"Probes that were put in are out {self._armed_s:.0f} s after the last word at the latest.")
+        self.relay.state = " ".join(parts) or _IDLE
+
+    def _heard(self, message: Message, payload: bytes) -> None:
+        mirror = self.mirrors.get(str(message["link"]))
+        if mirror is not None:
+            mirror.take(message, payload)
+
+    def _heard_outcome(self, message: Message, payload: bytes) -> None:
+        driven = self._outcomes.get(int(message["drive"]))
+        if driven is not None:
+            driven.take(message, payload)
+
+
+class _Driven:
+    """The outcomes of one load as they come."""
+
+    def __init__(self, calls: Sequence[Call], api: Api, on_done: OnDone) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self._calls, self._api, self._on_done = calls, api, on_done
+
+    def take(self, message: Message, payload: bytes) -> None:
+        """One ``outcome`` event."""
+        index = int(message["index"])
+        lengths, _, data = zlib.decompress(payload).partition(b"\n")
+        events, at = [], 0
+        for length in json.loads(lengths):
+            events.append(data[at : at + length])
+            at += length
+        arrivals = [int(moment) for moment in message["arrivals_ns"]] or [int(message["end_ns"])] * len(events)
+        received = Received(
+            int(message["send_ns"]),
+            int(message["end_ns"]),
+            int(message["status"]),
+            str(message["problem"]),
+            tuple(zip(arrivals, events, strict=True)),
+        )
+        outcome = read_received(self._calls[index], received, self._api)
+        self.outcomes[index] = outcome
+        self._on_done(outcome)
+
+
+def _arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """When each of the requests is due, in seconds from the first: the same draws as a load from here."""
+    rng = random.Random(seed)
+    due, moments = 0.0, []
+    for _ in range(count):
+        moments.append(due)
+        due += rng.expovariate(rate)
+    return moments
+
+
+def far_link(link: control.Link) -> FarLink | None:
+    """The link as a far one, None for one of this machine."""
+    return link if isinstance(link, FarLink) else None
