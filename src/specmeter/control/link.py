@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.errors import Exit, SpecmeterError
-
-from specmeter.runtime.report import overwrite
 from specmeter.runtime.ring import start_ticks
 
-_UNREADY = ".new"
 
 @dataclass(frozen=True)
 class Link:
@@ -36,11 +33,11 @@ class Link:
         """The contents of ``plan.json``. Raises SpecmeterError when the link is gone or damaged."""
         return _read(self.path / "plan.json")
 
-    def update(self, **state: Any) -> int:
     def lives(self, pid: int, start: int) -> bool:
         """Whether the process of that pid and start time (clock ticks since boot) still runs."""
         return start_ticks(pid) == start and not is_zombie(pid)
 
+    def update(self, **state: Any) -> int:
         """Change the wanted state in ``link.json`` atomically; returns the new generation."""
         document = self.document()
         generation = int(document["state"]["generation"]) + 1
@@ -114,7 +111,12 @@ def make_link(
     if not id or not all(letter.isalnum() or letter in "-_." for letter in id) or id.startswith("."):
         raise SpecmeterError(f"{id!r} cannot be a link id", "Letters, digits, '-', '_' and '.' only.")
     folder = (base or default_base()) / id
-    check_free(folder)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SpecmeterError(
+            f"The link {id} exists already", f"{folder} is there.", "Choose another --link, or remove that folder."
+        ) from None
     state = {"armed": armed, "generation": 1 if armed else 0, "watchdog_s": watchdog_s, "mix": None, "detached": False}
     python = plan.get("python") or {}
     document = {
@@ -127,14 +129,11 @@ def make_link(
         "state": state,
     }
     try:
-        unready.mkdir(mode=0o700)
-        write_private(unready / "plan.json", json.dumps(plan).encode())
-        (unready / "code").mkdir(mode=0o700)
+        write_private(folder / "plan.json", json.dumps(plan).encode())
+        (folder / "code").mkdir(mode=0o700)
         for module, blob in code.items():
             write_private(folder / "code" / f"{module}.bin", blob)
         write_private(folder / "link.json", json.dumps(document).encode())
-    sweep(folder.parent)
-    unready = folder.with_name(f".{id}.{os.getpid()}-{start_ticks(os.getpid())}{_UNREADY}")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -151,24 +150,6 @@ def open_link(path: Path) -> Link:
 
 def find_link(name: str | None = None, base: Path | None = None) -> Link:
     """The link with that id or path, or the only one there is when ``name`` is None. Raises SpecmeterError."""
-def check_free(folder: Path) -> None:
-    """Raise SpecmeterError when a link with that folder is there already."""
-    if folder.exists():
-        raise SpecmeterError(
-            f"The link {folder.name} exists already",
-            f"{folder} is there.",
-            "Choose another --link, or remove that folder.",
-        )
-
-
-def sweep(base: Path) -> None:
-    """Remove what makers of links that were killed meanwhile have left there."""
-    for path in base.glob(f".*{_UNREADY}"):
-        pid, _, start = path.name.removesuffix(_UNREADY).rpartition(".")[2].partition("-")
-        if pid.isdigit() and start.isdigit() and start_ticks(int(pid)) != int(start):
-            shutil.rmtree(path, ignore_errors=True)
-
-
     if name and (os.sep in name or Path(name, "link.json").exists()):
         return open_link(Path(name))
     found = links(base)
@@ -190,8 +171,7 @@ def sweep(base: Path) -> None:
 def links(base: Path | None = None) -> list[Link]:
     """All links of this user, oldest first."""
     folder = base or default_base()
-    found = [path for path in folder.glob("*/link.json") if not path.parent.name.startswith(".")]
-    entries = sorted(found, key=lambda path: path.stat().st_mtime_ns)
+    entries = sorted(folder.glob("*/link.json"), key=lambda path: path.stat().st_mtime_ns)
     return [Link(path.parent.name, path.parent) for path in entries]
 
 
@@ -205,15 +185,21 @@ def remove_link(link: Link) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file (0600) atomically; on a full disk into the room that it has already, if that is enough.
-
-    So probes come out of a server whose disk is full. Raises OSError.
-    """
+    """Write a file (0600) atomically. Raises OSError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
     temporary.replace(path)
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def _read(path: Path) -> dict[str, Any]:
