@@ -55,9 +55,13 @@ def write_run(
     changes: Mapping[str, Any] | None = None,
     command: Sequence[str] = ("specmeter", "profile"),
     batch: int = 1,
+    prompt_set: str = "built-in",
+    host: str = "h",
+    machine: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run of the settings ``steps`` (0: the baseline), ``cycles`` a prompt; ``changes`` go over the analysis.
 
+    ``prompt_set``, ``host`` and ``machine`` are what the run says of where and with what it was made.
     A ``batch`` above 1 verifies so many sequences at once: counts of a cycle are sums over them.
     """
     rng = np.random.default_rng(seed)
@@ -70,7 +74,11 @@ def write_run(
         for k in steps:
             for at in range(cycles):
                 clock = _cycle(rng, law, k, f"p{prompt}", at, cycles, ease, clock, rows, spans, batch)
-    writer = RunWriter.create(path, command, prompts="built-in", seed=0, settings=[_label(k) for k in steps])
+    for row in (*rows, *spans):
+        row["host"] = host
+    facts = {} if machine is None else {"machine": dict(machine)}
+    settings = [_label(k) for k in steps]
+    writer = RunWriter.create(path, command, prompts=prompt_set, seed=0, settings=settings, **facts)
     writer.write_plan({"engine": "specmeter"})
     write_table(writer.path, "cycles", _columns(rows))
     write_table(writer.path, "spans", _columns(spans))

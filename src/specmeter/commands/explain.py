@@ -15,8 +15,10 @@ from specmeter.analysis.costmodel_explain import evidence_of, explain
 from specmeter.analysis.costmodel_figures import read_figures
 from specmeter.analysis.costmodel_reported import explain_figures
 from specmeter.analysis.moe import Experts
-from specmeter.commands.explain_commands import commands_for
+from specmeter.analysis.pooling import check_pool, facts_of
+from specmeter.commands.explain_commands import commands_for, server_engine
 from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
+from specmeter.commands.recorded import recorded, served
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
@@ -33,6 +35,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experts", metavar="TOTAL/EACH", help="a mixture of experts, as 128/8 (default: dense)")
     parser.add_argument("--shape", type=Path, metavar="CONFIG", help="the target's config.json: what a forward reads")
     parser.add_argument("--acceptance", metavar="LIST", help="shares kept by position, where the run recorded none")
+    parser.add_argument("--pool", action="store_true", help="take runs together that differ in more than the steps")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="explain published figures in a TOML file instead")
     live = parser.add_argument_group("a running server, with --live")
     live.add_argument("--live", action="store_true", help="load the server now, and explain what is seen")
@@ -77,21 +80,32 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     """Print what the runs explain, as text or JSON."""
     shape = read_shape(args.shape) if args.shape else None
     experts = Experts.parse(args.experts) if args.experts else (shape.experts if shape else None)
+    apart = _apart(runs, args.pool) if len(runs) > 1 else []
     evidence = evidence_of(runs, args.now, experts, shares(args.acceptance))
     known = max(s.steps for s in evidence.chains)
     most = args.upto if args.upto is not None else min(MOST_STEPS, max(known, evidence.now) + 2)
     if not 1 <= most <= MOST_STEPS:
         raise SpecmeterError(f"--upto is {most}.", f"It must lie in 1..{MOST_STEPS}.")
-    commands = commands_for(runs[0])
+    commands = commands_for(runs[0], evidence.now)
     facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
     document = explain(evidence, range(1, most + 1), args.what_if, commands, facts, shape, context_of(runs))
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
+    warnings += [f"pooled although they differ: {line}" for line in apart]
     if args.json:
         print_document("explain", document, warnings)
         return
     print_analysis(document)
     for warning in warnings:
         print(f"note: {warning}")
+
+
+def _apart(runs: Sequence[Run], pool: bool) -> list[str]:
+    """In what the runs differ beside their step counts. Raises SpecmeterError for that unless they are to be pooled."""
+    facts = []
+    for run in runs:
+        line, known = recorded(run), facts_of(run)
+        facts.append({**known, **served(line, server_engine(run))})
+    return check_pool(runs, facts, pool)
 
 
 def context_of(runs: Sequence[Run]) -> float:
