@@ -101,7 +101,11 @@ def _print_error(error: SpecmeterError, command: str | None, as_json: bool) -> N
 
 
 def _write_crash_log() -> str:
-    handle, path = tempfile.mkstemp(prefix="specmeter-crash-", suffix=".log")
+    try:
+        handle, path = tempfile.mkstemp(prefix="specmeter-crash-", suffix=".log")
+    except OSError:  # no folder can be written to
+        traceback.print_exc()
+        return "the lines above"
     with os.fdopen(handle, "w") as log:
         traceback.print_exc(file=log)
     return path

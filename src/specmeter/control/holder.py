@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specmeter.control.link import Link
+from specmeter.control.link import Link, unwritable
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.runtime.ring import start_ticks
 
@@ -115,7 +115,10 @@ def describe(who: Mapping[str, Any]) -> str:
 def _lock(link: Link, me: Mapping[str, Any]) -> None:
     if link.path in _held:
         return
-    handle = os.open(link.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(link.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise unwritable(link.path, error) from error
     for left in reversed(range(_TRIES)):  # `status` looks with a short shared lock
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,8 +135,12 @@ def _lock(link: Link, me: Mapping[str, Any]) -> None:
                 "Wait until it ends; `specmeter status` and `specmeter top` read along meanwhile.",
                 Exit.REFUSED,
             ) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(dict(me)).encode(), 0)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(dict(me)).encode(), 0)
+    except OSError as error:
+        os.close(handle)
+        raise unwritable(link.path, error) from error
     _held[link.path] = handle
 
 

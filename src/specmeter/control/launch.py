@@ -51,7 +51,10 @@ def interpreter_of(command: Sequence[str], env: Mapping[str, str] | None = None)
         raise SpecmeterError("There is no command to run", next_step="Give it after `--`: specmeter run -- CMD.")
     found = shutil.which(command[0], path=(env or os.environ).get("PATH"))
     if found is None:
-        raise SpecmeterError(f"{command[0]} is not there", "It is neither a program on PATH nor an executable file.")
+        why = "It is neither a program on PATH nor an executable file."
+        if Path(command[0]).is_symlink():
+            why = f"It is a symbolic link to {os.readlink(command[0])}, which is not there."
+        raise SpecmeterError(f"{command[0]} is not there", why, "Give the command as it starts the server by itself.")
     words = list(command)
     if Path(found).name == "env":
         rest = [word for word in words[1:] if "=" not in word and not word.startswith("-")]

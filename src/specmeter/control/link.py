@@ -42,7 +42,10 @@ class Link:
         document = self.document()
         generation = int(document["state"]["generation"]) + 1
         document["state"].update(state, generation=generation)
-        write_private(self.path / "link.json", json.dumps(document).encode())
+        try:
+            write_private(self.path / "link.json", json.dumps(document).encode())
+        except OSError as error:
+            raise unwritable(self.path, error) from error
         return generation
 
 
@@ -52,16 +55,17 @@ def default_base() -> Path:
     Raises SpecmeterError when somebody else owns it, or it is a symbolic link or open to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
-        base = Path(runtime) / "specmeter"
-    else:
-        base = Path(tempfile.gettempdir()) / f"specmeter-{os.geteuid()}"
+    base = None
     try:
+        if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
+            base = Path(runtime) / "specmeter"
+        else:
+            base = Path(tempfile.gettempdir()) / f"specmeter-{os.geteuid()}"
         base.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise SpecmeterError(
-            f"The folder for links {base} cannot be made",
-            str(error.strerror),
+            f"The folder for links {base or ''} cannot be made".replace("  ", " "),
+            f"{error.strerror}.",
             "Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write to.",
             Exit.ENVIRONMENT,
         ) from error
@@ -117,6 +121,8 @@ def make_link(
         raise SpecmeterError(
             f"The link {id} exists already", f"{folder} is there.", "Choose another --link, or remove that folder."
         ) from None
+    except OSError as error:
+        raise unwritable(folder, error) from error
     state = {"armed": armed, "generation": 1 if armed else 0, "watchdog_s": watchdog_s, "mix": None, "detached": False}
     python = plan.get("python") or {}
     document = {
@@ -134,8 +140,10 @@ def make_link(
         for module, blob in code.items():
             write_private(folder / "code" / f"{module}.bin", blob)
         write_private(folder / "link.json", json.dumps(document).encode())
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise unwritable(folder, error) from error
         raise
     return Link(id, folder)
 
@@ -188,9 +196,13 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file (0600) atomically. Raises OSError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def is_zombie(pid: int) -> bool:
@@ -200,6 +212,16 @@ def is_zombie(pid: int) -> bool:
     except OSError:
         return True
     return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X")
+
+
+def unwritable(path: Path, error: OSError) -> SpecmeterError:
+    """The error of a link that cannot be written: a full disk, a file system that is read-only."""
+    return SpecmeterError(
+        f"The link {path} cannot be written",
+        f"{error.strerror}. Nothing was changed.",
+        "Make room there, or set XDG_RUNTIME_DIR or TMPDIR to another folder that you can write to.",
+        Exit.ENVIRONMENT,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

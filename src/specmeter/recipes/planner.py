@@ -20,6 +20,7 @@ FAR = Path(source.__file__).parent / "far.py"
 _TIMEOUT_S = 120
 # Where several engines are installed together, an engine that serves comes before the one that specmeter itself ships.
 _LAST = "specmeter"
+_ELSEWHERE = "Name the server's own interpreter with --python, or an unpacked wheel or source tree with --path."
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,18 @@ def _refusal(python: Path, error: Mapping[str, Any]) -> SpecmeterError:
         step = "Use a newer specmeter, or give a recipe for this version with --recipe (docs/recipes.md)."
         return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.REFUSED)
     if error["reached"] == "version":
-        step = "Name the server's own interpreter with --python, or say the version: --engine NAME==VERSION."
+        step = f"{_ELSEWHERE} Where it is there without metadata, say its version: --engine NAME==VERSION."
         return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.ENVIRONMENT)
-    return SpecmeterError(f"{error['reason']}.{near}", why=f"Asked of {python}.", exit=Exit.ENVIRONMENT)
+    return SpecmeterError(f"{error['reason']}.{near}", f"Asked of {python}.", _ELSEWHERE, Exit.ENVIRONMENT)
+
+
+def _not_there(python: Path, engine: str, path: Path | None) -> SpecmeterError:
+    """The error for an engine of which not even the package was found: one line in place of a refusal a point."""
+    return SpecmeterError(
+        f"{engine} is not in {path or f'the environment of {python}'}: no package of its recipe is there.",
+        next_step=_ELSEWHERE,
+        exit=Exit.ENVIRONMENT,
+    )
 
 
 def _conflict(conflicts: Sequence[Mapping[str, Any]]) -> SpecmeterError:

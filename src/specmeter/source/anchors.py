@@ -98,7 +98,11 @@ class Resolver:
         """The parsed module. Raises SourceError with the reason when it cannot be had."""
         if name not in self._modules:
             try:
-                self._modules[name] = Module(locate(name, self._entries))
+                located = locate(name, self._entries)
+                try:
+                    self._modules[name] = Module(located)
+                except SourceError as error:  # the file is there: the search got that far
+                    self._modules[name] = SourceError(error.reason, error.reached or name, error.nearest)
             except SourceError as error:
                 self._modules[name] = error
         found = self._modules[name]

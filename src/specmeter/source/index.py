@@ -11,6 +11,7 @@ import hashlib
 import marshal
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
@@ -109,7 +110,8 @@ def _walk(root: str) -> Iterator[Tuple[str, int, int]]:
                     found = entry.stat()
                 except OSError:
                     continue
-                yield path, found.st_size, found.st_mtime_ns
+                if stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
+                    yield path, found.st_size, found.st_mtime_ns
 
 
 def _read_all(root: str, files: List[Tuple[str, int, int]]) -> Index:

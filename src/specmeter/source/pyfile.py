@@ -6,6 +6,7 @@ import ast
 import hashlib
 import io
 import os
+import stat
 import tokenize
 import zipfile
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ def read(path: str) -> PyFile:
     Raises SourceError when the file cannot be read.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+            raise SourceError(f"{path}: it is no file but a pipe or a device")  # opening one could wait for ever
         with open(path, "rb") as handle:
             data = handle.read()
             mtime_ns = os.fstat(handle.fileno()).st_mtime_ns

@@ -97,6 +97,8 @@ def _metadata_version(folder: str) -> Optional[str]:
 
 
 def _search(path: str, pattern: "re.Pattern[bytes]") -> Optional[str]:
+    if not os.path.isfile(path):
+        return None
     try:
         with open(path, "rb") as handle:
             found = pattern.search(handle.read(65536))

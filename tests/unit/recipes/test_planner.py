@@ -121,7 +121,9 @@ def test_an_environment_without_the_engine(tree: Path) -> None:
     shutil.rmtree(tree / "fork-1.5.dist-info")
     # Where the version is told, the files are looked for all the same.
     assert build_plan(PYTHON, "fork==1.5", tree.parent / "my.toml", _env(tree)).plan["engine_version"] == "1.5"
-    assert _refusal(tree, engine="fork==1.5", env=dict(os.environ)).exit is Exit.FINDING
+    error = _refusal(tree, engine="fork==1.5", env=dict(os.environ))
+    assert error.exit is Exit.ENVIRONMENT and "no package of its recipe is there" in error.what and not error.why
+    assert "--python" in error.next_step
 
 
 def test_two_points_that_claim_one_call(tree: Path) -> None:
