@@ -17,7 +17,7 @@ from specmeter.control.link import Link, links
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.exports.data import needs
 from specmeter.exports.figures import baseline_of
-from specmeter.live.server import LiveServer
+from specmeter.live.server import LiveServer, beat
 from specmeter.live.view import Line, Shown, plain_text, server_lines
 from specmeter.trace.rundir import load
 
@@ -70,7 +70,7 @@ def _once(chosen: Link | None, args: argparse.Namespace, shown: Shown) -> int:
         for server in servers:
             server.poll()
         time.sleep(1 / args.rate)
-    second = time.perf_counter_ns() // 1_000_000_000
+    second = beat(time.perf_counter())
     if args.json:
         result = {"servers": [_document(server, second, shown) for server in servers]}
         head: dict[str, Any] = {"schema": "specmeter/top/1", "version": __version__, "command": "top"}

@@ -20,7 +20,7 @@ from textual.widgets import Static
 from specmeter.control.link import Link
 from specmeter.control.processes import Ack, arm, disarm
 from specmeter.errors import SpecmeterError
-from specmeter.live.server import LiveServer
+from specmeter.live.server import LiveServer, beat
 from specmeter.live.view import Line, Shown, legend, server_lines
 from specmeter.live.watch import Watch
 from specmeter.reporters.inert import inert
@@ -60,6 +60,17 @@ class Board(ScrollView, can_focus=False):
             segments = [Segment(text, Style.parse(style)) for text, style in self._lines[at]]
             self._strips[at] = Strip(segments).adjust_cell_length(self.size.width)
         return self._strips[at]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a region. The board has no border, padding or margin to be drawn, which Textual looks for."""
+        filters, background = self.get_line_filters(), self.background_colors[1]
+        strips = []
+        for y in crop.line_range:
+            strip = self.render_line(y)
+            for one in filters:
+                strip = strip.apply_filter(one, background)
+            strips.append(strip.crop_extend(crop.x, crop.right, None))
+        return strips
 
 
 class Top(App[None]):
@@ -107,7 +118,7 @@ class Top(App[None]):
         """Read what is new, and draw what changed."""
         self.watch_.poll()
         self.at = max(0, min(self.at, len(self.servers) - 1))
-        state = (time.perf_counter_ns() // 1_000_000_000, self.size, self.note, self.watch_.note, *self._versions())
+        state = (beat(time.perf_counter()), self.size, self.note, self.watch_.note, *self._versions())
         if not self.frozen and state != self._drawn:
             self._drawn = state
             self._draw()
@@ -116,7 +127,7 @@ class Top(App[None]):
         return [item for id, server in self.servers.items() for item in (id, server.version, server.fault, server.lost)]
 
     def _draw(self) -> None:
-        second = time.perf_counter_ns() // 1_000_000_000
+        second = beat(time.perf_counter())
         shown = replace(self._shown, width=max(40, self.size.width))
         lines: list[Line] = []
         for number, server in enumerate(self.servers.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +14,23 @@ from specmeter.control.processes import Process, processes
 from specmeter.errors import SpecmeterError
 from specmeter.exports.figures import Figures
 from specmeter.live.rank import RankStats
-from specmeter.live.tail import Tail
+from specmeter.live.tail import Tail, joined
 from specmeter.runtime import layout
 from specmeter.trace.build import RankTrace, build_trace
 from specmeter.trace.plan import CYCLE, index_plan
 from specmeter.trace.ring import Records, Ring
 
 LOOK_S = 1.0
-# Figures are made up to 4 times a second, and less often the more ranks there are: a fold costs about 1 ms each.
-FOLD_S = 0.25
-_FOLD_RANK = 0.5
+# All that is shown is sums over whole seconds: they are made once in each, this long after it ended, by when the cycles
+# that ended in it have been written.
+FOLD_S = 1.0
+BEHIND_S = 0.25
 _MOST_PENDING = 200_000
+
+
+def beat(now_s: float) -> int:
+    """The number of the second of perf_counter whose figures are due at ``now_s``."""
+    return math.floor(now_s - BEHIND_S)
 
 
 @dataclass
@@ -59,7 +66,7 @@ class LiveServer:
         self._index = index_plan(self._plan)
         self._sources: dict[Path, _Source] = {}
         self._looked = 0.0
-        self._folded = 0.0
+        self._beat = -1
         self.version = 0
         self._fresh = False
 
@@ -80,29 +87,37 @@ class LiveServer:
         return sum(source.tail.lost for source in self._sources.values())
 
     def poll(self) -> None:
-        """Read what is new. Cheap without news: one slot of each ring is looked at. Never raises for a ring's fault."""
+        """Look at every ring, and take its new records once a second, or as soon as an eighth of it is full of them.
+
+        Between, one slot of each ring is looked at. Never raises for a ring's fault.
+        """
         now = time.perf_counter()
         if now - self._looked >= LOOK_S:
             self._looked = now
             self.look()
+        due = beat(now) != self._beat or not FOLD_S
         for source in self._sources.values():
-            records = source.tail.new()
-            if source.tail.lost != source.lost:
-                source.lost = source.tail.lost
-                self._forget()
-            if len(records):
-                source.pending = np.concatenate([source.pending, records])[-_MOST_PENDING:]
-                self._fresh = True
-        if self._fresh and now - self._folded >= self._fold_s():
-            self._fresh, self._folded, self.version = False, now, self.version + 1
+            if due or source.tail.filling():
+                self._read(source)
+        if not due:
+            return
+        self._beat = beat(now)
+        if self._fresh:
+            self._fresh, self.version = False, self.version + 1
             try:
                 self._fold()
             except SpecmeterError as error:
                 self.fault = error.why or error.what
                 self._forget()
 
-    def _fold_s(self) -> float:
-        return FOLD_S * (1 + _FOLD_RANK * max(0, len(self.ranks) - 1))
+    def _read(self, source: _Source) -> None:
+        records = source.tail.new()
+        if source.tail.lost != source.lost:
+            source.lost = source.tail.lost
+            self._forget()
+        if len(records):
+            source.pending = joined(source.pending, records)[-_MOST_PENDING:]
+            self._fresh = True
 
     def look(self) -> None:
         """See which processes and rings there are now."""
@@ -124,7 +139,7 @@ class LiveServer:
 
     def figures(self) -> list[Figures]:
         """What metrics show, a rank each."""
-        second = time.perf_counter_ns() // 1_000_000_000
+        second = beat(time.perf_counter())
         found = []
         for number, key in enumerate(sorted(self.ranks)):
             rank = self.ranks[key]

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
-from specmeter.trace.ring import Records, RingCursor
+from specmeter.trace.ring import RECORD_DTYPE, Records, RingCursor
 
 _PIECE = 1024
 _COUNT = np.arange(_PIECE, dtype=np.int64)
 _MOST = 128
 _HOLES = 256
+_RAW = np.dtype((np.void, RECORD_DTYPE.itemsize))
+
+
+def joined(*pieces: Records) -> Records:
+    """Pieces end to end. As plain bytes: numpy compares the field types of structured ones each time."""
+    if len(pieces[0]) == 0 and len(pieces) == 2:
+        return pieces[1]
+    found: Records = np.concatenate([np.ascontiguousarray(piece).view(_RAW) for piece in pieces]).view(RECORD_DTYPE)
+    return found
 
 
 class Tail(RingCursor):
@@ -41,7 +50,7 @@ class Tail(RingCursor):
                 pieces = pieces[-1:]
             if self.next_position == position:
                 break
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return pieces[0] if len(pieces) == 1 else joined(*pieces)
 
     def _take(self) -> Records:
         """The completed records up to the ring's end, at most 1024; nothing, and ``lost``, when it was overtaken."""
@@ -70,11 +79,15 @@ class Tail(RingCursor):
         else:
             self._stuck_at = self.next_position
 
-    def _moved(self) -> bool:
-        slot = self.next_position % self.header.capacity
-        return int(self._marks[slot]) != self._mark_before(slot)
+    def filling(self) -> bool:
+        """Whether an eighth of the ring was written since the last read, so that waiting longer may lose records."""
+        return self._written(self.next_position + self.header.capacity // 8)
 
-    def _mark_before(self, slot: int) -> int:
-        """What the next slot holds while nothing was written there: its mark of one lap ago, or 0."""
-        lap = self.next_position - self.header.capacity
-        return lap + 1 if lap >= 0 else 0
+    def _moved(self) -> bool:
+        return self._written(self.next_position)
+
+    def _written(self, position: int) -> bool:
+        """Whether the slot of a life position holds anything but what it held a lap before, or 0 in the first lap."""
+        capacity = self.header.capacity
+        before = position - capacity
+        return int(self._marks[position % capacity]) != (before + 1 if before >= 0 else 0)

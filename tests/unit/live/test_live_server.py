@@ -122,6 +122,38 @@ def test_only_new_records_are_read(tmp_path: Path) -> None:
     assert tail.lost > 0 and tail.next_position == 300
 
 
+def test_records_wait_in_the_ring_until_their_second_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [float(NOW)]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    ring = GrowingRing(tmp_path / "links", PLAN, capacity=1 << 12)
+    live = LiveServer(ring.link)
+    live.poll()
+    rows = recording(prompts=1, cycles=30, start=NOW * 1000 * MS)[0]
+    ring.add(rows[:200])
+    clock[0] += server_module.BEHIND_S / 2
+    live.poll()
+    assert not live.ranks, "the second is not over"
+    clock[0] = NOW + 1 + server_module.BEHIND_S * 1.5
+    version = live.version
+    live.poll()
+    assert live.ranks and live.version == version + 1
+    live.poll()
+    assert live.version == version + 1, "once a second"
+
+
+def test_a_ring_that_fills_up_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [float(NOW)]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    ring = GrowingRing(tmp_path / "links", PLAN, capacity=256)
+    live = LiveServer(ring.link)
+    live.poll()
+    rows = recording(prompts=4, cycles=30, start=NOW * 1000 * MS)[0]
+    for begin in range(0, len(rows), 40):  # many laps within the one second
+        ring.add(rows[begin : begin + 40])
+        live.poll()
+    assert live.lost == 0
+
+
 def test_a_slot_never_completed_is_passed(tmp_path: Path) -> None:
     ring = GrowingRing(tmp_path / "links", PLAN)
     tail = Tail(ring.path)
