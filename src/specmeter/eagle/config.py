@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specmeter.checkpoint.numbers import MOST, is_number, refuse_layers, short
+from specmeter.checkpoint.safetensors_header import load_json, open_regular
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.wiring.number_checks import MOST, is_number, refuse_layers, short
-from specmeter.wiring.safetensors_header import load_json, open_regular
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Values of ``model_type`` that the engine runs. SmolLM2 is ``llama``."""

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specmeter.checkpoint.folder import open_checkpoint
 from specmeter.errors import SpecmeterError
-from specmeter.wiring.checkpoint import open_checkpoint
 
 
 class Checkpoint:

@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from specmeter.checkpoint.folder import Checkpoint, open_checkpoint
+from specmeter.checkpoint.numbers import refuse_layers
 from specmeter.errors import SpecmeterError
 from specmeter.wiring import embedded_source, sglang_source, vllm_source
-from specmeter.wiring.checkpoint import Checkpoint, open_checkpoint
 from specmeter.wiring.feed import Feed
 from specmeter.wiring.findings import Finding, in_order, note, warning
 from specmeter.wiring.flag_checks import Settings, check_settings
 from specmeter.wiring.head import Head, read_head
 from specmeter.wiring.head_checks import check_head
 from specmeter.wiring.locate import ENGINES, Engine
-from specmeter.wiring.number_checks import check_numbers, refuse_layers
+from specmeter.wiring.number_checks import check_numbers
 from specmeter.wiring.position_checks import check_positions
 from specmeter.wiring.shape import Shape, read_shape
 from specmeter.wiring.trained import Trained, trained_states

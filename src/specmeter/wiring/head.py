@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specmeter.checkpoint.folder import Checkpoint
+from specmeter.checkpoint.safetensors_header import Tensor
 from specmeter.errors import SpecmeterError
-from specmeter.wiring.checkpoint import Checkpoint
-from specmeter.wiring.safetensors_header import Tensor
 from specmeter.wiring.shape import Shape, read_shape
 
 EAGLE3 = "eagle3"

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeGuard
 
-from specmeter.errors import SpecmeterError
+from specmeter.checkpoint.numbers import MOST, is_number, short
 from specmeter.wiring.findings import Finding, error
-
-# No model has nearly as many; a config that claims more must not make the check build a list of them.
-MOST_LAYERS = 10_000
-# Far above every size of a published model, in elements or tokens.
-MOST = 1 << 40
 
 HEAD_SIZES = (
     "hidden_size",
@@ -28,16 +21,6 @@ HEAD_SIZES = (
 )
 # A target's other sizes are the engine's affair: families without attention or MLP of the usual kind write 0.
 TARGET_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
-
-
-def refuse_layers(layers: int | None, role: str, folder: object) -> None:
-    """SpecmeterError when a config claims more than ``MOST_LAYERS`` layers."""
-    if layers is not None and layers > MOST_LAYERS:
-        raise SpecmeterError(
-            f"the {role}'s config in {folder} has num_hidden_layers = {short(layers)}",
-            f"No model has more than {MOST_LAYERS:,} layers.",
-            "Correct num_hidden_layers in its config.json.",
-        )
 
 
 def check_numbers(head: Mapping[str, object], target: Mapping[str, object]) -> list[Finding]:
@@ -89,19 +72,3 @@ def _rope(config: Mapping[str, object]) -> Iterator[Finding]:
             "It is the base of the rotary frequencies: it must be a number above 0.",
             "Copy rope_theta from the head's training config.",
         )
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value from JSON is a finite number; true and false are none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
-
-
-def short(value: object) -> str:
-    """A value of a config as it is shown in a message, cut at 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from specmeter.checkpoint.numbers import is_number
 from specmeter.wiring.findings import Finding, error, note, warning
 from specmeter.wiring.head import Head
-from specmeter.wiring.number_checks import is_number
 from specmeter.wiring.shape import Shape
 
 _ROPE_TYPES = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specmeter.checkpoint.numbers import short
 from specmeter.errors import SpecmeterError
-from specmeter.wiring.number_checks import short
 
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 

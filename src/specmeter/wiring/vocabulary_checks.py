@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from specmeter.wiring.checkpoint import Checkpoint
+from specmeter.checkpoint.folder import Checkpoint
+from specmeter.checkpoint.safetensors_header import read_integers
 from specmeter.wiring.findings import Finding, error, note, warning
 from specmeter.wiring.head import EAGLE3, Head
-from specmeter.wiring.safetensors_header import read_integers
 from specmeter.wiring.shape import Shape
 
 

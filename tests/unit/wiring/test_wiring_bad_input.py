@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from specmeter.checkpoint.safetensors_header import read_header
 from specmeter.cli import main
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.check import check_pair, open_pair
 from specmeter.wiring.flag_checks import Settings
-from specmeter.wiring.safetensors_header import read_header
 from tests.support.wiring_pairs import make, write_safetensors
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specmeter.checkpoint.safetensors_header import Tensor, load_json, open_regular, read_header
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.wiring.safetensors_header import Tensor, load_json, open_regular, read_header
 
 MAX_JSON_BYTES = 200_000_000
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
