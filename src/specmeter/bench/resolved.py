@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specmeter.bench.place import HERE, Place
 from specmeter.engines import Server
 from specmeter.engines.flags import Command
-from specmeter.engines.guardian import descendants
 from specmeter.trace.masking import mask_command, mask_env
 
 MAX_LOG_BYTES = 4 * 1024 * 1024
@@ -24,7 +24,9 @@ _VOLATILE = re.compile(
 )
 
 
-def resolved_arguments(server: Server, command: Command, variables: Iterable[str] = ()) -> dict[str, str]:
+def resolved_arguments(
+    server: Server, command: Command, variables: Iterable[str] = (), place: Place = HERE
+) -> dict[str, str]:
     """Name -> value as text: flags of the command, over them what the engine resolved, and ``env.NAME`` variables.
 
     ``variables`` are looked up in the server's processes, so one that an engine rewrites before it starts its workers
@@ -34,7 +36,9 @@ def resolved_arguments(server: Server, command: Command, variables: Iterable[str
     found |= _flat(server.flags())
     if server.process is not None:
         found |= logged_arguments(_head(server.process.log_path))
-        found |= {f"env.{name}": value for name, value in _variables(server.process.pid, tuple(variables)).items()}
+        wanted = tuple(variables)
+        there = place.variables(server.process.pid, wanted)
+        found |= {f"env.{name}": there.get(name, "(not set)") for name in wanted}
     kept = {name: value[:MAX_VALUE] for name, value in found.items() if not _VOLATILE.search(name)}
     return mask_env(kept)
 
@@ -98,21 +102,6 @@ def _head(path: Path) -> str:
             return file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _variables(pid: int, names: Sequence[str]) -> dict[str, str]:
-    """The values of the environment variables in the youngest process of the server that has them."""
-    found: dict[str, str] = {}
-    for process in (pid, *descendants(pid)) if names else ():
-        try:
-            entries = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace").split("\0")
-        except OSError:
-            continue
-        for entry in entries:
-            name, equals, value = entry.partition("=")
-            if equals and name in names:
-                found[name] = value
-    return {name: found.get(name, "(not set)") for name in names}
 
 
 def differences(sides: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:

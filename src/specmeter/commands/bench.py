@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from specmeter.bench.client import Outcome
-from specmeter.bench.load import Load, as_request, drive, raise_failure, summarise
+from specmeter.bench.load import Load, as_request, raise_failure, summarise
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import PromptSet
 from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Session, session
+from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -49,12 +50,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Drive the load at each level, print the table, save the run."""
-    prompts, levels = chosen_prompts(args), _levels(args)
-    spec, how, progress = chosen_server(args), probing(args, probes=False), Progress()
-    with terminations_interrupt():
+    prompts, levels, progress = chosen_prompts(args), _levels(args), Progress()
+    with terminations_interrupt(), place_of(args) as place:
+        spec, how = chosen_server(args, place), probing(args, probes=False, place=place)
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         with session(spec, None, writer, how, progress, "server") as running:
             results, outcomes = _measure(running, prompts, levels, args, sending(args))
+        writer.add_facts(**place.facts())
     document = {"prompts": prompts.name, "max_tokens": args.max_tokens, "levels": results}
     with writer.postponing():
         write_json(writer.logs / "bench.json", document)
@@ -87,7 +89,7 @@ def _measure(
 ) -> tuple[list[dict[str, Any]], list[Outcome]]:
     """Each level in turn; a level at which every request fails ends the bench with the reason."""
     chosen = prompts.sample(args.requests, args.seed)
-    warm = drive(running.server.url, running.model, warm_up(chosen[0], [None], None, send), Load(), args.api)
+    warm = running.drive("warm-up", warm_up(chosen[0], [None], None, send), api=args.api)
     if warm.outcomes[0].error:
         running.check_death()
     raise_failure(warm.outcomes, "The warm-up failed.")
@@ -96,7 +98,7 @@ def _measure(
     for block, load in enumerate(levels):
         calls = [call(prompt, None, None, send, block, f"n{index}") for index, prompt in enumerate(chosen)]
         before = running.server.metrics()
-        result = running.drive("load", calls, load)
+        result = running.drive("load", calls, load, args.api)
         if all(outcome.error for outcome in result.outcomes):
             raise_failure(result.outcomes, "Every request failed.")
         length = running.server.metrics().since(before).mean_accept_length

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words
 from specmeter.bench.comparing import ComparePlan, compare
+from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
+from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -48,29 +50,31 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the starts, print the verdict, save the run."""
     prompts = chosen_prompts(args)
-    plan = ComparePlan(
-        arms=_arms(args),
-        prompts=prompts.sample(args.requests, args.seed),
-        blocks=args.blocks,
-        sending=sending(args),
-        starts=args.starts,
-        threshold=args.threshold,
-        together=args.together,
-        concurrency=args.concurrency,
-    )
-    how, progress = probing(args, probes=False), Progress()
-    with terminations_interrupt():
+    progress = Progress()
+    with terminations_interrupt(), place_of(args) as place:
+        plan = ComparePlan(
+            arms=_arms(args, place),
+            prompts=prompts.sample(args.requests, args.seed),
+            blocks=args.blocks,
+            sending=sending(args),
+            starts=args.starts,
+            threshold=args.threshold,
+            together=args.together,
+            concurrency=args.concurrency,
+        )
+        how = probing(args, probes=False, place=place)
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = compare(plan, how, writer, progress)
+        writer.add_facts(**place.facts())
         with writer.postponing():
             writer.finish("complete")
     document["prompts"] = prompts.name
     return show_saved("compare", document, [], writer, args.json)
 
 
-def _arms(args: argparse.Namespace) -> tuple[CompareArm, ...]:
+def _arms(args: argparse.Namespace, place: Place) -> tuple[CompareArm, ...]:
     if args.arms is None:
-        return arms_from_words(args.arm or ["baseline", "server"], chosen_server(args))
+        return arms_from_words(args.arm or ["baseline", "server"], chosen_server(args, place))
     if args.arm or args.server_command or args.url or args.link or args.server:
         raise SpecmeterError("--arms names all servers itself.", next_step="Leave --arm and the server's command out.")
     return arms_from_file(args.arms)

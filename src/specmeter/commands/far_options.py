@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import Iterator
 
 from specmeter.bench.place import HERE, Place
+from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
+from specmeter.tune.flags import EngineFlags, engine_flags
 
 
 @contextlib.contextmanager
@@ -28,3 +30,13 @@ def place_of(args: argparse.Namespace) -> Iterator[Place]:
         yield place
     finally:
         place.close()
+
+
+def flags_at(place: Place, spec: ServerSpec) -> EngineFlags:
+    """The flags of the engine that ``spec`` starts, as installed at that place. Raises SpecmeterError."""
+    if place is HERE:
+        return engine_flags(spec)
+    from specmeter.hosts.place import There
+
+    assert isinstance(place, There)
+    return place.engine_flags(spec)

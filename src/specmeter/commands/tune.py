@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
+from specmeter.commands.far_options import flags_at, place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -26,7 +28,6 @@ from specmeter.reporters.terminal import render_analysis
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
 from specmeter.tune.defaults import read_space, space_for
-from specmeter.tune.flags import engine_flags
 from specmeter.tune.journal import Journal
 from specmeter.tune.outcome import command_line, write_outcome
 from specmeter.tune.predict import predictions
@@ -70,10 +71,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune, print the report, write the files for use."""
     _check(args)
-    prompts, spec = chosen_prompts(args), chosen_server(args)
+    prompts, progress = chosen_prompts(args), Progress()
     chosen = prompts.sample(args.requests, args.seed)
-    plan, how, progress = _plan(args, spec, chosen), probing(args, probes=False), Progress()
-    with terminations_interrupt():
+    with terminations_interrupt(), place_of(args) as place:
+        spec, how = chosen_server(args, place), probing(args, probes=False, place=place)
+        plan = _plan(args, spec, chosen, place)
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         path = _journal_path(args.journal, writer)
         with Journal(path, plan.facts()) as journal:
@@ -84,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"\nEvery finished trial is kept. Go on with --journal {path}", file=sys.stderr)
                 raise
         document["prompts"] = prompts.name
+        writer.add_facts(**place.facts())
         _finish(plan, document, writer)
     return show_saved("tune", document, [], writer, args.json)
 
@@ -96,7 +99,7 @@ def _check(args: argparse.Namespace) -> None:
         raise SpecmeterError("--threshold must be at least 0 and below 1, --trial-timeout above 0.")
 
 
-def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...]) -> TunePlan:
+def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...], place: Place) -> TunePlan:
     """The plan; whatever the user's files say wrong is found before anything starts."""
     if not spec.command or spec.engine is None:
         raise SpecmeterError(
@@ -106,7 +109,7 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
     if not levels or min(levels) < 1:
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers from 1 on.")
     user = read_space(args.space) if args.space is not None else None
-    flags = engine_flags(spec)
+    flags = flags_at(place, spec)
     space = space_for(spec, flags, user)
     trials = args.trials
     if trials is None and args.minutes is None and space.dimensions:

@@ -134,6 +134,11 @@ class ServerProcess:
             mask_file(self.log_path, self._secrets)
         return self.exit_code
 
+    def kill(self) -> None:
+        """Kill the server itself; the guardian ends what it started."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
     def _order(self, line: bytes) -> None:
         stdin = self._guardian.stdin
         if stdin is not None and not stdin.closed:

@@ -41,10 +41,12 @@ _RELAY_FILES = (
     "bench/__init__.py",
     "bench/machine.py",
     "engines/guardian.py",
+    "engines/flags.py",
     "trace/masking.py",
+    "tune/flags.py",
 )
 # Packages of which one module goes along, without what the package itself imports.
-_BARE = ("engines", "trace")
+_BARE = ("engines", "trace", "tune")
 
 
 def bundle(command: str) -> bytes:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -210,6 +211,15 @@ class Relay:
 
         pid = int(message["pid"])
         return {"found": variables([pid, *descendants(pid)], message["names"])}, b""
+
+    def _do_flags(self, message: Message, payload: bytes) -> Reply:
+        from specmeter.tune.flags import engine_flags
+
+        words = [str(word) for word in message["command"]]
+        spec: Any = SimpleNamespace(command=tuple(words), env=message["env"], engine=message["engine"])
+        found = engine_flags(spec)
+        facts = {"source": found.source, "version": found.version, "fields": sorted(found.fields)}
+        return {"choices": {flag: list(values) for flag, values in found.choices.items()}, **facts}, b""
 
     def _do_http(self, message: Message, payload: bytes) -> Reply:
         """One request to a server of this host, answered whole. ``failed`` says why there was no answer."""

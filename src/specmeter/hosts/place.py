@@ -22,6 +22,7 @@ from specmeter.hosts.frames import Message
 from specmeter.hosts.mirror import FarLink, Mirror, Shift
 from specmeter.hosts.relay import Relay
 from specmeter.hosts.server import FarTransport, Processes
+from specmeter.tune.flags import EngineFlags
 
 _IDLE = "Nothing was started or armed there."
 _STARTED = f"The server that was started there is ended by the far side, at once or {GONE_S:.0f} s after the last word."
@@ -194,6 +195,12 @@ class There:
             return {}
         found = self.relay.call("variables", pid=pid, names=list(names))[0]["found"]
         return {str(name): str(value) for name, value in found.items()}
+
+    def engine_flags(self, spec: ServerSpec) -> EngineFlags:
+        """The flags of the engine that is installed there."""
+        found, _ = self.relay.call("flags", command=list(spec.command), env=dict(spec.env), engine=spec.engine)
+        choices = {str(flag): tuple(map(str, values)) for flag, values in found["choices"].items()}
+        return EngineFlags(choices, str(found["source"]), found["version"], frozenset(found["fields"]))
 
     def _say_state(self) -> None:
         """What a lost connection leaves, for the error that tells of it."""

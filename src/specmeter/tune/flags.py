@@ -11,15 +11,18 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specmeter import __version__
 from specmeter.control import interpreter_of
-from specmeter.engines import ServerSpec
 from specmeter.engines.flags import Command
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.source.locate import locate
 from specmeter.source.pyfile import SourceError
 from specmeter.source.versions import installed
+
+if TYPE_CHECKING:  # this module runs on far sides too, which have nothing but a Python of 3.9
+    from specmeter.engines import ServerSpec
 
 HELP_TIMEOUT_S = 120.0
 FEWEST_FLAGS = 3
@@ -191,6 +194,6 @@ def flags_in_source(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _strings(node: ast.expr | None) -> tuple[str, ...]:
-    if not isinstance(node, ast.List | ast.Tuple):
+    if not isinstance(node, (ast.List, ast.Tuple)):
         return ()
     return tuple(e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str))
