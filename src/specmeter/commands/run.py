@@ -50,7 +50,10 @@ def _say_what_came_up(link: Link, reason: str | None) -> None:
     """After the server's end: a line for each thing that did not work, none when all did."""
     found = processes(link)
     if not found:
-        why = reason or "No process imported a module of the plan with the runtime on its PYTHONPATH."
+        why = reason or (
+            "Either no process imported a module of the plan, or the runtime was not first on its PYTHONPATH: "
+            "another sitecustomize that comes before it, or a PYTHONPATH set anew, keeps it out."
+        )
         print(f"specmeter: the runtime did not come up in any process. {why}", file=sys.stderr)
     for process in found:
         for entry in process.report["refused"]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
+TRAPPED = "integration/test_runtime_traps.py"
 ARM, LAUNCH = "integration/test_runtime_arm.py", "integration/test_runtime_launch.py"
 COMPILE, REWRITE = "integration/test_runtime_compile.py", "unit/source/test_rewrite.py"
 ANCHORS, COMMANDS = "unit/source/test_anchors.py", "integration/test_run_commands.py"
@@ -23,7 +24,10 @@ TRAPS = {
         (COMPILE, "test_a_compilation_while_armed_works_as_without_us"), (REWRITE, "test_refused_with_the_reason")],
     2: [(LAUNCH, "test_bytecode_caches_stay_clean_in_both_directions")],
     3: [(LAUNCH, "test_an_existing_sitecustomize_still_runs"),
-        (LAUNCH, "test_an_existing_sitecustomize_that_fails_fails_as_without_us")],
+        (LAUNCH, "test_an_existing_sitecustomize_that_fails_fails_as_without_us"),
+        (TRAPPED, "test_each_process_runs_the_other_sitecustomize_once_and_ours"),
+        (TRAPPED, "test_a_sitecustomize_that_comes_before_ours_is_noticed"),
+        (TRAPPED, "test_a_launch_says_that_another_sitecustomize_kept_the_runtime_out")],
     4: [(LAUNCH, "test_options_that_keep_the_runtime_out_are_reported"),
         (COMMANDS, "test_a_runtime_that_did_not_come_up_is_said")],
     5: [(LAUNCH, "test_a_module_imported_before_the_hook_is_taken"), (LAUNCH, "test_reload_keeps_the_probes")],
@@ -35,8 +39,11 @@ TRAPS = {
     9: [(REWRITE, "test_wrapped_call_gives_the_same_result_and_is_seen"),
         (REWRITE, "test_line_numbers_and_traceback_text_stay")],
     10: [(ANCHORS, "test_inside"), (ANCHORS, "test_what_is_evaluated_once_lies_outside")],
-    11: [(LAUNCH, "test_readers_of_source_see_the_original_text")],
-    12: [(ANCHORS, "test_refusals_say_how_far_and_what_is_near"), (REWRITE, "test_nested_points_are_both_wrapped")],
+    11: [(TRAPPED, "test_readers_of_source_text_read_what_they_read_without_us"),
+         (TRAPPED, "test_a_cache_by_source_text_gets_the_same_graph")],
+    12: [(TRAPPED, "test_the_branches_of_one_anchor_are_told_apart_and_added_up"),
+         (TRAPPED, "test_another_number_of_sites_is_refused_with_all_of_them"),
+         (REWRITE, "test_nested_points_are_both_wrapped")],
     13: [(LAUNCH, "test_children_write_their_own_rings"),
          (LAUNCH, "test_fork_gives_no_warning_and_the_child_has_its_own_control_line")],
     14: [(LAUNCH, "test_kill_9_keeps_every_completed_record")],
