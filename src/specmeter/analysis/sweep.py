@@ -12,6 +12,7 @@ from specmeter import __version__
 from specmeter.analysis.acceptance import acceptance
 from specmeter.analysis.breakdown import select
 from specmeter.analysis.profile import BASELINE, SCHEMA, cycle_interval
+from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import Interval, drift_test, mean_interval, paired_ratio, ratio_interval, verdict
 from specmeter.trace.build import Trace
 from specmeter.trace.requests import Request, finished
@@ -34,12 +35,13 @@ class Arm:
     trace: Trace | None = None
 
 
-def analyse_sweep(arms: Sequence[Arm], threshold: float = 0.01) -> dict[str, Any]:
+def analyse_sweep(arms: Sequence[Arm], threshold: float = 0.01, reference: str = BASELINE) -> dict[str, Any]:
     """The document of analysis.json, kind ``sweep``; differences within ``threshold`` (0.01: 1 %) get no verdict.
 
     Within one server start the ratio is over pairs of one block and prompt; across starts the start is the unit.
+    ``reference`` names the setting that the others are compared with, if that is not plain decoding.
     """
-    base = next((arm for arm in arms if arm.setting == BASELINE), None)
+    base = next((arm for arm in arms if arm.setting == reference), None)
     rows = [_arm(arm, base, threshold) for arm in arms]
     known = [row for row in rows if row["tokens_per_s"] is not None]
     best = max(known, key=lambda row: row["tokens_per_s"]["point"]) if known else None
@@ -48,20 +50,20 @@ def analyse_sweep(arms: Sequence[Arm], threshold: float = 0.01) -> dict[str, Any
         "kind": "sweep",
         "version": __version__,
         "threshold": threshold,
-        "baseline": BASELINE if base else None,
+        "baseline": reference if base else None,
         "reason": "" if base else "no baseline was measured",
         "arms": rows,
         "best": best["setting"] if best else None,
-        "not_told_apart": _ties(arms, best["setting"]) if best else [],
+        "not_told_apart": _ties(arms, best["setting"], reference) if best else [],
     }
     document["verdict"] = _verdict(document, best)
     return document
 
 
-def _ties(arms: Sequence[Arm], best: str) -> list[str]:
+def _ties(arms: Sequence[Arm], best: str, reference: str) -> list[str]:
     """The speculative settings that these requests cannot tell from the best: its ratio to them may be 1."""
     winner = next(arm for arm in arms if arm.setting == best)
-    others = [arm for arm in arms if arm.setting not in (best, BASELINE) and finished(arm.requests)]
+    others = [arm for arm in arms if arm.setting not in (best, reference) and finished(arm.requests)]
     ratios = [(arm.setting, compare(winner.requests, arm.requests)) for arm in others]
     return [setting for setting, ratio in ratios if ratio is None or ratio.low <= 1]
 
@@ -77,10 +79,11 @@ def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
         "tokens_per_s": speed.as_json() if speed else None,
         "accept_length_tokens": None,
         "cycle_ms": None,
+        "stalled": None,
         "break_even_tokens": None,
         "drift": _drift(arm.requests),
         "ratio": None,
-        "verdict": "baseline" if arm.setting == BASELINE else "inconclusive",
+        "verdict": "baseline" if arm.setting == BASELINE else "reference" if arm is base else "inconclusive",
         "reason": "" if speed else "no request finished",
     }
     if arm.trace is not None:
@@ -88,7 +91,9 @@ def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
         rank = arm.trace.main
         chosen = select(rank, np.array([r.request_id in names for r in arm.trace.requests], bool))
         if chosen.any():
-            row["cycle_ms"] = cycle_interval(rank, chosen).as_json()
+            dur_ns = rank.cycles.dur_ns
+            row["cycle_ms"] = cycle_interval(rank, without_stalls(dur_ns, chosen)).as_json()
+            row["stalled"] = stall_facts(dur_ns, chosen)
             accepted = acceptance(rank, chosen)
             row["accept_length_tokens"] = accepted.length.as_json() if accepted else None
     if base is not None and arm is not base:

@@ -80,8 +80,8 @@ def sweep(
     if one:
         _one_start(spec, how, plan, writer, progress, link, gathered)
     else:
-        _many_starts(spec, how, plan, writer, progress, gathered)
-    document = analyse_sweep(_arms(plan.settings, gathered), plan.threshold)
+        many_starts(spec, how, plan, writer, progress, gathered)
+    document = analyse_sweep(sweep_arms(plan.settings, gathered), plan.threshold)
     document["starts"] = 1 if one else plan.starts
     document["same_output"] = same_output(gathered.outcomes)
     writer.keep(requests=gathered.requests)
@@ -94,7 +94,8 @@ def takes_settings(spec: ServerSpec) -> bool:
     return spec.engine is not None and engine_named(spec.engine).can("per_request")
 
 
-def _arms(settings: Sequence[Setting], gathered: Gathered) -> list[Arm]:
+def sweep_arms(settings: Sequence[Setting], gathered: Gathered) -> list[Arm]:
+    """What was gathered, by setting."""
     return [
         Arm(
             s.label,
@@ -148,7 +149,7 @@ def _drive(
     gathered.outcomes += result.outcomes
 
 
-def _many_starts(
+def many_starts(
     spec: ServerSpec, how: Probing, plan: SweepPlan, writer: RunWriter, progress: Progress, gathered: Gathered
 ) -> None:
     """A server start for every setting in every round, in a drawn order; the start is the unit of the comparison."""

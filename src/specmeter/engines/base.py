@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -131,6 +131,13 @@ class Engine(Protocol):
 
     def with_setting(self, command: tuple[str, ...], setting: Setting) -> tuple[str, ...]:
         """The command of a start with ``setting``; steps 0 takes the speculative flags out."""
+        ...
+
+    def switched(self, command: tuple[str, ...], settings: Sequence[Setting]) -> tuple[str, ...]:
+        """The command of a start in which ``settings`` can be switched live, for all requests at once.
+
+        Raises SpecmeterError with the reason where this engine, or one of the settings, cannot be.
+        """
         ...
 
     def setting_of(self, command: tuple[str, ...]) -> Setting | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from specmeter.engines.base import Capability, Counters, Setting
 from specmeter.engines.flags import Command, flag_value, with_flag, without_flags
 from specmeter.engines.prometheus import Metrics
+from specmeter.errors import SpecmeterError
 
 STEPS, TOPK, TOKENS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
 
@@ -35,6 +36,10 @@ class EmbeddedEngine:
         if setting.steps == 0:
             return (*plain, STEPS, "0")
         return (*plain, STEPS, str(setting.steps), TOPK, str(setting.topk), TOKENS, str(setting.draft_tokens))
+
+    def switched(self, command: Command, settings: Sequence[Setting]) -> Command:
+        """Never: each request has its own setting, which is better."""
+        raise SpecmeterError("The embedded engine takes its settings with each request; nothing is switched.")
 
     def setting_of(self, command: Command) -> Setting | None:
         """What the three flags say, or None if the steps are left to the default."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from specmeter.engines.base import Capability, Counters, Setting
 from specmeter.engines.embedded import STEPS, TOKENS, TOPK, sglang_style_setting
@@ -17,7 +17,7 @@ class SglangEngine:
     name = "sglang"
 
     def can(self, what: Capability) -> bool:
-        """Nothing yet: its adaptive runtime, which could switch live, has no external control in the releases read."""
+        """Nothing: see ``switched``."""
         return False
 
     def command_port(self, command: Command) -> int | None:
@@ -40,6 +40,20 @@ class SglangEngine:
             )
         plain = without_flags(command, (STEPS, TOPK, TOKENS))
         return (*plain, STEPS, str(setting.steps), TOPK, str(setting.topk), TOKENS, str(setting.draft_tokens))
+
+    def switched(self, command: Command, settings: Sequence[Setting]) -> Command:
+        """Never yet. Since 0.5.11 ``--speculative-adaptive`` builds the graphs of every candidate step count.
+
+        ``AdaptiveStepSlot.current_steps`` (adaptive_spec_params.py) is the number that each scheduler process reads
+        before a cycle (``activate_step_by_batch``). It would have to be set in all ranks before one and the same cycle,
+        to a candidate only (any other raises in the engine), with the engine's own moving average kept out by
+        ``warmup_batches``. Read, never run: so it is not offered.
+        """
+        raise SpecmeterError(
+            "SGLang's step count is not switched in a running server.",
+            "Its adaptive runtime could, but no way to steer it has been tried on a real one.",
+            "Each setting gets starts of its own.",
+        )
 
     def setting_of(self, command: Command) -> Setting | None:
         """What the flags say; steps 0 without an algorithm; None if SGLang chooses by itself."""

@@ -1,9 +1,9 @@
-"""vLLM: ``vllm serve`` or ``python -m vllm.entrypoints.openai.api_server``. Settings are fixed at the start."""
+"""vLLM: ``vllm serve`` or ``python -m vllm.entrypoints.openai.api_server``. The start fixes the most steps."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from specmeter.engines.base import Capability, Counters, Setting
 from specmeter.engines.flags import Command, flag_value, with_flag, without_flags
@@ -11,6 +11,9 @@ from specmeter.engines.prometheus import Metrics
 from specmeter.errors import SpecmeterError
 
 SPECULATIVE = ("--speculative-config", "-sc")
+# What vLLM reads at each schedule from 0.24 on: [[first batch size, last, draft tokens], ...]
+TABLE = "num_speculative_tokens_per_batch_size"
+_ANY_BATCH = 1 << 20
 
 
 class VllmEngine:
@@ -19,8 +22,8 @@ class VllmEngine:
     name = "vllm"
 
     def can(self, what: Capability) -> bool:
-        """Nothing: one start has one setting."""
-        return False
+        """``switch``, where the version has the table by batch size (the recipe's knob says so)."""
+        return what == "switch"
 
     def command_port(self, command: Command) -> int | None:
         """The value of ``--port``, if any."""
@@ -50,6 +53,26 @@ class VllmEngine:
             )
         config["num_speculative_tokens"] = setting.steps
         return (*plain, "--speculative-config", json.dumps(config))
+
+    def switched(self, command: Command, settings: Sequence[Setting]) -> Command:
+        """The largest step count, and a table by batch size that names all of them, which opens the table to a knob.
+
+        Unturned it gives one request the largest. Each number is named because vLLM captures graphs (runner V2) for
+        those that it finds there; under runner V1 a table turns full CUDA graphs into piecewise ones, by vLLM itself.
+        """
+        most = max(settings, key=lambda setting: setting.steps)
+        if most.steps == 0:
+            raise SpecmeterError("There is no step count to switch to.", "Plain decoding alone was asked for.")
+        if any(setting.topk != 1 for setting in settings):
+            raise SpecmeterError("vLLM drafts chains only: a tree cannot be switched to.")
+        config = speculative_config(command)
+        if config is not None and TABLE in config:
+            raise SpecmeterError(f"The command has a {TABLE} of its own.", "Switching would take its place.")
+        own = speculative_config(self.with_setting(command, most)) or {}
+        steps = sorted({setting.steps for setting in settings}, reverse=True)
+        rows = [[batch, batch, k] for batch, k in enumerate(steps, 1)]
+        rows[-1][1] = _ANY_BATCH
+        return (*without_speculative_config(command), "--speculative-config", json.dumps({**own, TABLE: rows}))
 
     def setting_of(self, command: Command) -> Setting | None:
         """Steps from ``num_speculative_tokens``; steps 0 without ``--speculative-config``."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import MIDDLE, NARROW, VERDICTS, heading, make_table, remark, strip, verdict_line
-from specmeter.reporters.numbers import number, point, span, units
+from specmeter.reporters.numbers import number, point, span, stalled_line, units
 
 
 def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -18,6 +18,8 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
     yield verdict_line(document["verdict"]["sentence"], document["verdict"]["word"])
     yield ""
     yield _table(document, width)
+    if "one_start" in document:
+        yield from _switched(document, width)
     yield remark("* fastest. break-even: accept length at which the setting equals the baseline.")
     yield remark(
         "tok/s is the mean over requests, x baseline the geometric mean over the same prompts, accept and cycle the "
@@ -33,7 +35,8 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
 
 
 def _table(document: Mapping[str, Any], width: int) -> Table:
-    names = ["", "setting", "tok/s", "x baseline"]
+    against = f"x {inert(document['baseline'] or 'baseline', 24)}"
+    names = ["", "setting", "tok/s", against]
     names += ["95 % interval"] if width >= NARROW else []
     names += ["accept", "cycle ms", "break-even"] if width >= MIDDLE else []
     left = [0, 1, len(names)]
@@ -47,7 +50,7 @@ def _table(document: Mapping[str, Any], width: int) -> Table:
             "": strip(speed["point"] / most if speed and most else None),
             "setting": inert(row["setting"], 40),
             "tok/s": point(speed, 1),
-            "x baseline": point(row["ratio"]),
+            against: point(row["ratio"]),
             "95 % interval": span(row["ratio"]),
             "accept": point(row["accept_length_tokens"], 2),
             "cycle ms": point(row["cycle_ms"]),
@@ -59,12 +62,38 @@ def _table(document: Mapping[str, Any], width: int) -> Table:
     return table
 
 
+def _switched(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """That one start was switched, what the engine itself counted there, and the starts that confirm."""
+    reference = inert(document["one_start"]["reference"], 20)
+    yield remark(
+        f"one start, draft steps switched between requests. {reference}: no drafts, but the draft's forward over the "
+        "accepted tokens still runs, so it is not plain decoding; x and break-even above are against it."
+    )
+    rows = document["one_start"]["verified"]
+    wrong = [inert(row["setting"], 20) for row in rows if row["agrees"] is False]
+    if wrong:
+        yield remark(f"the engine's own counters do not agree with what was set at {', '.join(wrong)}")
+    elif rows and all(row["agrees"] for row in rows):
+        yield remark("read back at every turn; the engine's own counters show as many drafts a cycle as were set")
+    near, confirmation = document["near_baseline"], document["confirmation"]
+    if confirmation is not None:
+        yield heading(f"In starts of their own, {confirmation['starts']} a side")
+        yield _table(confirmation, width)
+        same = confirmation["same_output"]
+        yield remark(f"answers switched to and started with: {same['equal']} of {same['compared']} prompts the same")
+    if near is not None:
+        held = f"{span(near)}, at {100 * near['level']:.0f} %"
+        yield remark(f"{reference} runs at {point(near)} x plain decoding ({held}): {near['method']}")
+
+
 def _remarks(row: Mapping[str, Any]) -> Iterator[RenderableType]:
     name = inert(row["setting"], 40)
     if row["failed"]:
         yield remark(f"{name}: {row['failed']} requests failed")
     if row["reason"]:
         yield remark(f"{name}: {inert(row['reason'], 120)}")
+    if stalled_line(row.get("stalled")):
+        yield remark(f"{name}: {stalled_line(row.get('stalled'))}")
     drift = row["drift"]
     if drift and drift["p_value"] < 0.01:
         yield remark(f"{name}: speed drifted by {drift['percent']:+.1f} % over the run (p {drift['p_value']:.1g})")

@@ -181,18 +181,21 @@ class Search:
         fresh = [c for c in group if c.key not in self._known()]
         if fresh and self._may_start():
             self._run(group, self._race)
+            if not self.runner.together:
+                return self._explore_alone()  # found out that the settings cannot be switched
             self._give_up_if_hopeless()
         self.planner.seen(group)
         while self._may_start():
             candidate = self.planner.next()
             if candidate is None:
-                return
+                return None
             best = [c.setting for c in (self.best(True), self.best(False)) if c is not None]
             chosen = dict.fromkeys([candidate.setting, *best])
             group = [Candidate(setting, candidate.flags, candidate.env) for setting in chosen]
             group = [c for c in group if c.key not in self._known()]
             self.planner.seen(group)
             self._run(group, self._race)
+        return None
 
     def _repeat(self) -> None:
         """More starts for those that equal starts could explain, fewest starts first."""

@@ -68,6 +68,29 @@ def test_vllm_dotted_flags_and_default_host() -> None:
     assert flag_value(engine.with_port(dotted, 5), "--host") == "127.0.0.1"
 
 
+def test_vllm_start_that_can_be_switched_names_every_step_count_in_its_table() -> None:
+    engine = engine_named("vllm")
+    assert engine.can("switch") and not engine.can("per_request")
+    command = engine.switched(VLLM, [Setting.of(k) for k in (0, 2, 5, 1)])
+    config = json.loads(str(flag_value(command, "--speculative-config")))
+    assert config["method"] == "eagle3" and config["num_speculative_tokens"] == 5
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 2, 2], [3, 3, 1], [4, 1 << 20, 0]]
+    assert command[:5] == VLLM[:5]
+    with pytest.raises(SpecmeterError, match="chains only"):
+        engine.switched(VLLM, [Setting.of(2, 4, 9)])
+    with pytest.raises(SpecmeterError, match="no step count"):
+        engine.switched(VLLM, [Setting.of(0)])
+    with pytest.raises(SpecmeterError, match="of its own"):
+        engine.switched(command, [Setting.of(2)])
+
+
+def test_sglang_is_not_switched_and_says_why() -> None:
+    engine = engine_named("sglang")
+    assert not engine.can("switch")
+    with pytest.raises(SpecmeterError, match="not switched"):
+        engine.switched(SGLANG, [Setting.of(2)])
+
+
 def test_sglang_flags() -> None:
     engine = engine_named("sglang")
     assert engine.setting_of(SGLANG) == Setting.of(5, 8, 32)

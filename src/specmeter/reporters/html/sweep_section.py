@@ -8,7 +8,7 @@ from typing import Any
 from specmeter.reporters.html import speed_charts
 from specmeter.reporters.html.markup import Section, beside, cards, figure, paragraph, table
 from specmeter.reporters.html.prediction import predict
-from specmeter.reporters.numbers import number, point, span, units
+from specmeter.reporters.numbers import number, point, span, stalled_line, units
 from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
@@ -24,11 +24,23 @@ def sweep_figures(document: Document) -> str:
         facts.append(("Fastest", best["setting"], f"{point(speed, 1)} tok/s, 95 % {span(speed, 1)}"))
         if ratio:
             below = f"95 % {span(ratio)}, {units(ratio['n'], ratio['unit'])}"
-            facts.append(("Against the baseline", f"{point(ratio)} x", below))
+            facts.append((f"Against {_reference(document)}", f"{point(ratio)} x", below))
     if base is not None:
         speed = base["tokens_per_s"]
-        facts.append(("Baseline", f"{point(speed, 1)} tok/s", f"95 % {span(speed, 1)}"))
+        facts.append(
+            (
+                _reference(document).removeprefix("the ").capitalize(),
+                f"{point(speed, 1)} tok/s",
+                f"95 % {span(speed, 1)}",
+            )
+        )
     return cards(facts)
+
+
+def _reference(document: Document) -> str:
+    """What the ratios are against."""
+    name = document["baseline"]
+    return "the baseline" if name in (None, "baseline") else str(name)
 
 
 def sweep_sections(document: Document, profiles: Mapping[str, Run], prefix: str = "") -> list[Section]:
@@ -48,11 +60,23 @@ def sweep_sections(document: Document, profiles: Mapping[str, Run], prefix: str 
     if any(row["accept_length_tokens"] for row in document["arms"]):
         need = figure(speed_charts.need_chart(document), "Accept length against the break-even it needs")
     section.add(beside(chart, need), _table(document, dict(profiled)))
+    if "one_start" in document:
+        words = (
+            f"One start, draft steps switched between requests. {_reference(document)}: no drafts, but the draft's "
+            "forward over the accepted tokens still runs, so it is not plain decoding; ratios and break-even above "
+            "are against it."
+        )
+        section.add(paragraph(words, "note"))
+        if document["confirmation"] is not None:
+            section.add(paragraph(f"In starts of their own, {document['confirmation']['starts']} a side:"))
+            section.add(_table(document["confirmation"], {}))
     for row in document["arms"]:
         if row["failed"]:
             section.add(paragraph(f"{row['setting']}: {row['failed']} requests failed.", "note"))
         if row["reason"]:
             section.add(paragraph(f"{row['setting']}: {row['reason']}"))
+        if stalled_line(row.get("stalled")):
+            section.add(paragraph(f"{row['setting']}: {stalled_line(row.get('stalled'))}"))
         drift = row["drift"]
         if drift and drift["p_value"] < 0.01:
             said = (
