@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from specmeter.analysis.compare import DROPPED_BLOCKS, ArmFacts, analyse_compare
@@ -16,6 +17,7 @@ from specmeter.bench.prompts import Prompt
 from specmeter.bench.resolved import differences, resolved_arguments
 from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Probing, Session, session
+from specmeter.bench.switching import CannotSwitch, Switch, SwitchedServer, prepare
 from specmeter.engines import Engine, Setting, engine_named
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis
@@ -62,8 +64,8 @@ class ComparePlan:
 def _check_together(arms: Sequence[CompareArm]) -> None:
     first = arms[0].spec
     engine = engine_named(first.engine) if first.engine is not None else None
-    if engine is None or not engine.can("per_request"):
-        raise SpecmeterError("--together needs an engine that takes its settings with each request.")
+    if engine is None or not (engine.can("per_request") or engine.can("switch")):
+        raise SpecmeterError("--together needs an engine whose settings travel with a request or can be switched.")
     for arm in arms:
         stripped = engine.with_setting(arm.spec.command, Setting.of(0))
         if stripped != engine.with_setting(first.command, Setting.of(0)) or arm.spec.env != first.env:
@@ -119,6 +121,7 @@ def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:
         "blocks": plan.blocks,
         "prompts": len(plan.prompts),
         "together": plan.together,
+        "baseline_is_k0": near_baseline(plan),
         "concurrency": plan.concurrency,
         "seed": plan.sending.seed,
         "order": [[arm.name for arm in arms] for arms in plan.order()],
@@ -126,6 +129,13 @@ def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:
     document["differences"] = differences(gathered.resolved)
     document["output"] = output_equality(gathered.outcomes, plan.arms[0].name, plan.sending.temperature)
     return document
+
+
+def near_baseline(plan: ComparePlan) -> bool:
+    """Whether an arm of no drafts is a switched one: the draft's forward still runs, so it is not plain decoding."""
+    engines = {arm.spec.engine for arm in plan.arms}
+    switched = plan.together and not any(engine_named(name or "").can("per_request") for name in engines)
+    return switched and any(arm.setting is not None and arm.setting.steps == 0 for arm in plan.arms)
 
 
 def _facts(arm: CompareArm, gathered: Gathered) -> ArmFacts:
@@ -144,17 +154,17 @@ def _one_start(
     gathered: Gathered,
 ) -> None:
     together = plan.together
-    spec = arms[0].spec
-    with session(spec, None, writer, how, progress, f"start-{number}") as running:
-        settings = [arm.setting if together else None for arm in arms]
-        warm = running.drive("warm-up", warm_up(plan.prompts[0], settings, running.engine, plan.sending))
-        raise_failure(warm.outcomes, "The warm-up failed.")
+    server = _switched(arms, how) if together else None
+    spec, link = (server.spec, server.link) if server else (arms[0].spec, None)
+    with session(spec, link, writer, how, progress, f"start-{number}") as running, running.armed():
+        switch = Switch(running) if server else None
+        _warm_up(plan, running, switch, arms)
         variables = sorted({name for arm in plan.arms for name in arm.spec.env})
         for arm in arms:
             resolved = resolved_arguments(running.server, arm.spec.command, variables, how.place)
             gathered.resolved.setdefault(arm.name, resolved)
         before = running.server.metrics()
-        outcomes = _blocks(plan, running, number, arms)
+        outcomes = _blocks(plan, running, switch, number, arms)
         length = running.server.metrics().since(before).mean_accept_length
         if length is not None and not together:
             gathered.accept_lengths.setdefault(arms[0].name, []).append(length)
@@ -163,29 +173,77 @@ def _one_start(
         gathered.requests.append(replace(as_request(outcome, number), setting=name))
 
 
-def _blocks(plan: ComparePlan, running: Session, number: int, arms: Sequence[CompareArm]) -> list[tuple[str, Outcome]]:
+def _switched(arms: Sequence[CompareArm], how: Probing) -> SwitchedServer | None:
+    """A start in which the arms are switched, where they do not travel with the request."""
+    engine = engine_named(arms[0].spec.engine or "")
+    if engine.can("per_request"):
+        return None
+    settings = [arm.setting for arm in arms if arm.setting is not None]
+    longest = max(arms, key=lambda arm: arm.setting.steps if arm.setting is not None else 0)
+    try:
+        return prepare(longest.spec, how, settings, whole=False)
+    except CannotSwitch as reason:
+        raise _not_together(reason) from reason
+
+
+def _not_together(reason: CannotSwitch) -> SpecmeterError:
+    step = "Leave --together out: each arm then has starts of its own."
+    return SpecmeterError("--together: the arms cannot be switched in one start.", f"{reason}.", step)
+
+
+def _warm_up(plan: ComparePlan, running: Session, switch: Switch | None, arms: Sequence[CompareArm]) -> None:
+    """One request an arm that is not counted."""
+    settings = [arm.setting if plan.together and switch is None else None for arm in arms]
+    calls = warm_up(plan.prompts[0], settings, running.engine, plan.sending)
+    if switch is None:
+        raise_failure(running.drive("warm-up", calls).outcomes, "The warm-up failed.")
+        return
+    try:
+        switch.meet(calls[:1])
+    except CannotSwitch as reason:
+        raise _not_together(reason) from reason
+    switch.drive("warm-up", [(_setting(arm), [one]) for arm, one in zip(arms, calls, strict=True)])
+
+
+def _setting(arm: CompareArm) -> Setting:
+    return arm.setting if arm.setting is not None else Setting.of(0)
+
+
+def _blocks(
+    plan: ComparePlan, running: Session, switch: Switch | None, number: int, arms: Sequence[CompareArm]
+) -> list[tuple[str, Outcome]]:
     found: list[tuple[str, Outcome]] = []
     for block in range(plan.blocks):
         rng = random.Random(f"{plan.sending.seed}-{block}")
         prompts = rng.sample(list(plan.prompts), len(plan.prompts))
         # The prompts go in the same order in every start; the arms of one start in another for each prompt.
         calls = [
-            (arm.name, _call(plan, arm, prompt, running.engine, block, number))
+            (arm, _call(plan, arm, prompt, running.engine, block, number, switch is not None))
             for prompt in prompts
             for arm in random.Random(f"{plan.sending.seed}-{number}-{block}-{prompt.prompt_id}").sample(
                 list(arms), len(arms)
             )
         ]
         title = f"block {block + 1} of {plan.blocks}"
-        result = running.drive(title, [one for _, one in calls], Load(plan.concurrency, seed=plan.sending.seed))
-        raise_failure(result.outcomes)
-        names = {one.request_id: name for name, one in calls}
-        found += [(names[outcome.call.request_id], outcome) for outcome in result.outcomes]
+        load = Load(plan.concurrency, seed=plan.sending.seed)
+        if switch is not None:
+            if plan.concurrency > 1:  # no switching among requests that overlap: each arm has all prompts
+                order = rng.sample(list(arms), len(arms))
+                calls.sort(key=lambda pair: order.index(pair[0]))
+            groups = [(_setting(arm), [one for _, one in own]) for arm, own in groupby(calls, key=lambda pair: pair[0])]
+            outcomes = tuple(switch.drive(title, groups, load))
+        else:
+            outcomes = running.drive(title, [one for _, one in calls], load).outcomes
+            raise_failure(outcomes)
+        names = {one.request_id: arm.name for arm, one in calls}
+        found += [(names[outcome.call.request_id], outcome) for outcome in outcomes]
     return found
 
 
-def _call(plan: ComparePlan, arm: CompareArm, prompt: Prompt, engine: Engine | None, block: int, number: int) -> Call:
-    setting = arm.setting if plan.together else None
+def _call(
+    plan: ComparePlan, arm: CompareArm, prompt: Prompt, engine: Engine | None, block: int, number: int, switched: bool
+) -> Call:
+    setting = arm.setting if plan.together and not switched else None
     made = call(prompt, setting, engine, plan.sending, block, f"s{number}-{arm.name}")
     # One sampling seed for all blocks: every block is the same work, so that blocks differ by chance alone.
     return replace(made, seed=plan.sending.seed)

@@ -7,7 +7,8 @@ import sys
 
 from specmeter.bench.progress import Progress
 from specmeter.bench.session import planned_link
-from specmeter.bench.sweeping import SweepPlan, grid, sweep, takes_settings
+from specmeter.bench.sweeping import SweepPlan, grid, takes_settings
+from specmeter.bench.switched_sweep import sweep_in_fewest_starts
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
@@ -33,8 +34,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-tokens", default="", metavar="LIST", help="sizes of trees, the root included")
     parser.add_argument("--blocks", type=int, default=2, metavar="N", help="passes over the prompts (default: 2)")
     parser.add_argument(
-        "--starts", type=int, default=3, metavar="N", help="server starts a setting, if it needs its own"
+        "--starts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="server starts a setting, if it needs its own; where one start is switched, of the fastest and of the "
+        "baseline (0: neither) (default: 3)",
     )
+    parser.add_argument("--separate", action="store_true", help="starts of its own for each setting (vLLM)")
     parser.add_argument("--threshold", type=float, default=0.01, metavar="X", help="what matters (default: 0.01, 1 %%)")
     add_load_arguments(parser, requests=6, max_tokens=64)
     add_probe_arguments(parser)
@@ -42,7 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep the grid, print the table, save the run."""
-    for name, low in (("blocks", 1), ("starts", 1)):
+    for name, low in (("blocks", 1), ("starts", 0)):
         if getattr(args, name) < low:
             raise SpecmeterError(f"--{name} is {getattr(args, name)}.", f"It must be at least {low}.")
     if not 0 <= args.threshold < 1:
@@ -63,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         check_settings(spec, settings)
         link = planned_link(spec, how) if takes_settings(spec) else None
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
-        document = sweep(spec, how, plan, writer, progress, link)
+        document = sweep_in_fewest_starts(spec, how, plan, writer, progress, link, args.separate)
         writer.add_facts(**place.facts())
         with writer.postponing():
             writer.finish("complete")

@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Protocol
 
 from specmeter.analysis.compare import DROPPED_BLOCKS
-from specmeter.bench.client import Outcome
+from specmeter.bench.client import Call, Outcome
 from specmeter.bench.load import Load, as_request, raise_failure
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Probing, Session, session
+from specmeter.bench.switching import CannotSwitch, Switch, SwitchedServer, prepare
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
@@ -80,7 +82,10 @@ class Observation:
 
 
 class Runner(Protocol):
-    """Runs starts: live, or from a recorded grid. ``together``: one start serves several speculative settings."""
+    """Runs starts: live, or from a recorded grid. ``together``: one start serves several speculative settings.
+
+    It may turn false in a run that finds that they cannot be switched; that run gives no observation.
+    """
 
     together: bool
 
@@ -93,7 +98,10 @@ class Runner(Protocol):
 
 @dataclass
 class LiveRunner:
-    """Starts the real server. A start that takes longer than ``limit_s`` seconds in all is a hang: it is killed."""
+    """Starts the real server. A start that takes longer than ``limit_s`` seconds in all is a hang: it is killed.
+
+    ``separate`` gives each setting its own start even where the engine's number of draft steps could be switched.
+    """
 
     spec: ServerSpec
     prompts: tuple[Prompt, ...]
@@ -102,10 +110,13 @@ class LiveRunner:
     writer: RunWriter
     progress: Progress
     limit_s: float = 1800.0
+    separate: bool = False
     together: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.together = engine_named(self.spec.engine or "").can("per_request")
+        engine = engine_named(self.spec.engine or "")
+        self.per_request = engine.can("per_request")
+        self.together = self.per_request or (engine.can("switch") and not self.separate)
 
     def run(
         self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop
@@ -116,6 +127,10 @@ class LiveRunner:
         cause = ""
         try:
             self._start(candidates, level, start, blocks, stop, collected)
+        except CannotSwitch as reason:
+            self.progress.say(f"each setting gets starts of its own: {reason}")
+            self.together = False
+            return []
         except SpecmeterError as error:
             if error.exit not in (Exit.SERVER_FAILED, Exit.USAGE):
                 raise
@@ -132,37 +147,71 @@ class LiveRunner:
     def _start(
         self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop, into: _Collected
     ) -> None:
-        spec = candidates[0].arm(self.spec).spec
+        server = self._switched(candidates)
+        spec, link = (server.spec, server.link) if server else (candidates[0].arm(self.spec).spec, None)
         with (
-            session(spec, None, self.writer, self.how, self.progress, f"trial-{start}") as running,
+            session(spec, link, self.writer, self.how, self.progress, f"trial-{start}") as running,
             _killed_after(self.limit_s, running, into),
+            running.armed(),
         ):
-            settings = [c.setting if self.together else None for c in candidates]
-            warm = running.drive("warm-up", warm_up(self.prompts[0], settings, running.engine, self.sending))
-            raise_failure(warm.outcomes, "The warm-up failed.")
+            switch = Switch(running) if server else None
+            settings = [c.setting if self.per_request else None for c in candidates]
+            warm = warm_up(self.prompts[0], settings, running.engine, self.sending)
+            if switch is not None:
+                switch.meet(warm[:1])
+                switch.drive("warm-up", [(c.setting, [w]) for c, w in zip(candidates, warm, strict=True)])
+            else:
+                raise_failure(running.drive("warm-up", warm).outcomes, "The warm-up failed.")
             alive = list(candidates)
             for block in range(blocks):
-                into.add(self._block(running, alive, level, block, blocks), keep=block >= DROPPED_BLOCKS)
+                found = self._block(running, switch, alive, level, f"block {block + 1} of {blocks}", block)
+                into.add(found, keep=block >= DROPPED_BLOCKS)
                 if block >= DROPPED_BLOCKS:
                     into.dropped |= stop({key: logs for key, logs in into.logs.items() if key not in into.dropped})
                     alive = [c for c in alive if c.key not in into.dropped]
                 if not alive or (len(candidates) > 1 and len(alive) == 1):
                     return
 
+    def _switched(self, candidates: Sequence[Candidate]) -> SwitchedServer | None:
+        """A start in which the candidates are switched, if they have to be; raises CannotSwitch."""
+        if self.per_request or not self.together or not any(c.setting.steps for c in candidates):
+            return None
+        longest = max(candidates, key=lambda c: c.setting.steps)
+        return prepare(longest.arm(self.spec).spec, self.how, [c.setting for c in candidates], whole=False)
+
     def _block(
-        self, running: Session, alive: Sequence[Candidate], level: int, block: int, blocks: int
+        self, running: Session, switch: Switch | None, alive: Sequence[Candidate], level: int, title: str, block: int
     ) -> list[tuple[str, Outcome]]:
-        """One pass over the prompts; with several candidates each prompt runs all of them in a drawn order."""
+        """One pass over the prompts; with several candidates each prompt runs all of them in a drawn order.
+
+        Where they are switched and several requests run at once, each candidate has all prompts, in a drawn order.
+        """
         rng = random.Random(f"{self.sending.seed}-{block}")
         calls = []
         for prompt in rng.sample(list(self.prompts), len(self.prompts)):
             for c in rng.sample(list(alive), len(alive)):
-                made = call(prompt, c.setting if self.together else None, running.engine, self.sending, block, c.label)
+                own = c.setting if self.per_request else None
+                made = call(prompt, own, running.engine, self.sending, block, c.label)
                 calls.append((c.key, replace(made, seed=self.sending.seed)))
-        title = f"block {block + 1} of {blocks}"
-        result = running.drive(title, [made for _, made in calls], Load(level, seed=self.sending.seed))
+        load = Load(level, seed=self.sending.seed)
+        if switch is not None:
+            if level > 1:
+                order = [c.key for c in rng.sample(list(alive), len(alive))]
+                calls.sort(key=lambda pair: order.index(pair[0]))
+            return _switching(switch, title, alive, calls, load)
+        result = running.drive(title, [made for _, made in calls], load)
         raise_failure(result.outcomes)
         return [(key, outcome) for (key, _), outcome in zip(calls, result.outcomes, strict=True)]
+
+
+def _switching(
+    switch: Switch, title: str, alive: Sequence[Candidate], calls: Sequence[tuple[str, Call]], load: Load
+) -> list[tuple[str, Outcome]]:
+    """The calls in their order, neighbours of one candidate as one group."""
+    settings = {c.key: c.setting for c in alive}
+    groups = [(key, [made for _, made in pairs]) for key, pairs in groupby(calls, key=lambda pair: pair[0])]
+    outcomes = switch.drive(title, [(settings[key], own) for key, own in groups], load)
+    return [(key, outcome) for (key, _), outcome in zip(calls, outcomes, strict=True)]
 
 
 @dataclass

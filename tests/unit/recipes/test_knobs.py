@@ -5,7 +5,6 @@ from __future__ import annotations
 import marshal
 import os
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,11 @@ from test_recipe_schema import GOOD
 from specmeter.recipes import loader
 from specmeter.recipes.planner import build_plan
 from specmeter.recipes.schema import problems
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 WORKER = """class Worker:
     def cycle(self, batch):
