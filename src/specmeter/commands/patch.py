@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
-from specmeter.control.link import Link, open_link, remove_link
-from specmeter.control.processes import processes
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.patch import client
 from specmeter.recipes.planner import Planned, missing_points, survey
@@ -142,9 +140,17 @@ def _restore(args: argparse.Namespace) -> int:
     outcomes: dict[str, str] = {}
     notes: list[str] = []
     for state in listed:
+        link = Path(state["manifest"]["link"]) if state["manifest"] else None
+        # First: a restore that is cut short is then found by its manifest, and the link goes the next time.
+        first = link is not None and state["kind"] in ("applied", "original")
+        alive = _let_go(link) if link is not None and first else []
         outcomes[state["path"]] = client.restore(state["path"], keep_changes=args.keep_changes)
-        if state["manifest"]:
-            notes += _let_link_go(Path(state["manifest"]["link"]))
+        if link is not None and not first:
+            alive = _let_go(link)
+        if link is not None and alive:
+            pids = ", ".join(map(str, alive))
+            out = f"`specmeter detach --link {link.name}` takes it out now"
+            notes.append(f"process {pids} carries the runtime until it ends; {out}")
     if args.json:
         _print_json("patch restore", {"files": outcomes}, notes)
         return int(Exit.DONE)
@@ -162,18 +168,12 @@ def _restore(args: argparse.Namespace) -> int:
     return int(Exit.DONE)
 
 
-def _let_link_go(path: Path) -> list[str]:
-    """Remove the link of a patch, unless a server still runs with it; says so then."""
+def _let_go(link: Path) -> list[int]:
+    """Let the link of a patch go; a folder that is not ours to remove stays."""
     try:
-        link: Link = open_link(path)
+        return client.let_go(link)
     except SpecmeterError:
         return []
-    alive = processes(link, alive_only=True)
-    if not alive:
-        remove_link(link)
-        return []
-    pids = ", ".join(str(process.pid) for process in alive)
-    return [f"process {pids} carries the runtime until it ends; `specmeter detach --link {link.id}` takes it out now"]
 
 
 def _print_json(command: str, result: dict[str, Any], warnings: list[str] | None = None) -> None:

@@ -70,7 +70,7 @@ def check_disarm(link: Link, take_over: bool = False) -> None:
     """Raise SpecmeterError with exit 3 while another controller runs and ``take_over`` is false."""
     if link.path in _held or take_over:
         return
-    _lock(link, whoami())
+    _lock(link, whoami(), nameless=True)
     release(link)
 
 
@@ -100,6 +100,8 @@ def holder(link: Link) -> dict[str, Any] | None:
 
 def describe(who: Mapping[str, Any]) -> str:
     """One line: who, from where, with what, since when."""
+    if not who:
+        return "who it is could not be written: the disk is full"
     user = f"{who.get('user')}@{who.get('host')}"
     if who.get("sudo_user"):
         user += f" ({who['sudo_user']} by sudo)"
@@ -112,7 +114,8 @@ def describe(who: Mapping[str, Any]) -> str:
     return f"{user}{place}, `{who.get('command')}` (process {who.get('pid')}), since {at} ({minutes:.0f} min)"
 
 
-def _lock(link: Link, me: Mapping[str, Any]) -> None:
+def _lock(link: Link, me: Mapping[str, Any], nameless: bool = False) -> None:
+    """Take the lock; ``nameless`` also where the disk is too full to say who has it: probes must come out there."""
     if link.path in _held:
         return
     try:
@@ -135,12 +138,15 @@ def _lock(link: Link, me: Mapping[str, Any]) -> None:
                 "Wait until it ends; `specmeter status` and `specmeter top` read along meanwhile.",
                 Exit.REFUSED,
             ) from None
+    text = json.dumps(dict(me)).encode()
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(dict(me)).encode(), 0)
+        os.pwrite(handle, text, 0)  # over what is there: a full disk has no room for more
+        os.ftruncate(handle, len(text))
     except OSError as error:
-        os.close(handle)
-        raise unwritable(link.path, error) from error
+        if not nameless:
+            os.close(handle)
+            raise unwritable(link.path, error) from error
+        os.ftruncate(handle, 0)
     _held[link.path] = handle
 
 

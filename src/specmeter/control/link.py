@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.runtime.report import overwrite
 from specmeter.runtime.ring import start_ticks
+
+_UNREADY = ".new"
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,22 @@ class Link:
         """Whether the process of that pid and start time (clock ticks since boot) still runs."""
         return start_ticks(pid) == start and not is_zombie(pid)
 
-    def update(self, **state: Any) -> int:
-        """Change the wanted state in ``link.json`` atomically; returns the new generation."""
+    def update(self, *, in_place: bool = False, **state: Any) -> int:
+        """Change the wanted state in ``link.json`` atomically; returns the new generation.
+
+        ``in_place``: on a full disk into the room that the file has, for what has to go through there too. Raises
+        SpecmeterError when it cannot be written.
+        """
         document = self.document()
         generation = int(document["state"]["generation"]) + 1
         document["state"].update(state, generation=generation)
+        data = json.dumps(document).encode()
         try:
-            write_private(self.path / "link.json", json.dumps(document).encode())
+            write_private(self.path / "link.json", data)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            full = in_place and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not (full and overwrite(str(self.path / "link.json"), data)):
+                raise unwritable(self.path, error) from error
         return generation
 
 
@@ -60,7 +71,7 @@ def default_base() -> Path:
         if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
             base = Path(runtime) / "specmeter"
         else:
-            base = Path(tempfile.gettempdir()) / f"specmeter-{os.geteuid()}"
+            base = _temporary() / f"specmeter-{os.geteuid()}"
         base.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise SpecmeterError(
@@ -71,6 +82,15 @@ def default_base() -> Path:
         ) from error
     check_private(base)
     return base
+
+
+def _temporary() -> Path:
+    """The temporary folder, by rights alone: ``tempfile`` writes to it, and names another one when the disk is full."""
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    for folder in map(Path, [*named, "/tmp", "/var/tmp"]):
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return folder.absolute()
+    return Path(tempfile.gettempdir())
 
 
 def check_private(path: Path) -> None:
@@ -109,20 +129,12 @@ def make_link(
     ``command`` is stored as given: mask it first. ``armed``: the processes arm from their first import. ``capacity``:
     records a ring (32 bytes each). ``watchdog_s``: disarm by itself so long after the last ``beat``, 0 never.
     ``device_events``: points whose clock is the device also record CUDA events outside graph capture.
-    Raises SpecmeterError when the id is taken or the folder cannot be used.
+    Raises SpecmeterError when the id is taken or the folder cannot be used. Killed at any moment, the link is whole or
+    not there.
     """
-    id = link_id or f"{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
-    if not id or not all(letter.isalnum() or letter in "-_." for letter in id) or id.startswith("."):
-        raise SpecmeterError(f"{id!r} cannot be a link id", "Letters, digits, '-', '_' and '.' only.")
+    id = checked_id(link_id)
     folder = (base or default_base()) / id
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        raise SpecmeterError(
-            f"The link {id} exists already", f"{folder} is there.", "Choose another --link, or remove that folder."
-        ) from None
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    check_free(folder)
     state = {"armed": armed, "generation": 1 if armed else 0, "watchdog_s": watchdog_s, "mix": None, "detached": False}
     python = plan.get("python") or {}
     document = {
@@ -134,18 +146,49 @@ def make_link(
         "device_events": device_events,
         "state": state,
     }
+    sweep(folder.parent)
+    unready = folder.with_name(f".{id}.{os.getpid()}-{start_ticks(os.getpid())}{_UNREADY}")
     try:
-        write_private(folder / "plan.json", json.dumps(plan).encode())
-        (folder / "code").mkdir(mode=0o700)
+        unready.mkdir(mode=0o700)
+        write_private(unready / "plan.json", json.dumps(plan).encode())
+        (unready / "code").mkdir(mode=0o700)
         for module, blob in code.items():
-            write_private(folder / "code" / f"{module}.bin", blob)
-        write_private(folder / "link.json", json.dumps(document).encode())
+            write_private(unready / "code" / f"{module}.bin", blob)
+        write_private(unready / "link.json", json.dumps(document).encode())
+        check_free(folder)
+        unready.rename(folder)  # the whole link at once: one that was cut short is not there
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(unready, ignore_errors=True)
         if isinstance(error, OSError):
             raise unwritable(folder, error) from error
         raise
     return Link(id, folder)
+
+
+def checked_id(link_id: str | None) -> str:
+    """The id for a link, a new one if None. Raises SpecmeterError for one that cannot be a folder's name."""
+    id = link_id or f"{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    if not all(letter.isalnum() or letter in "-_." for letter in id) or id.startswith("."):
+        raise SpecmeterError(f"{id!r} cannot be a link id", "Letters, digits, '-', '_' and '.' only.")
+    return id
+
+
+def check_free(folder: Path) -> None:
+    """Raise SpecmeterError when a link with that folder is there already."""
+    if folder.exists():
+        raise SpecmeterError(
+            f"The link {folder.name} exists already",
+            f"{folder} is there.",
+            "Choose another --link, or remove that folder.",
+        )
+
+
+def sweep(base: Path) -> None:
+    """Remove what makers of links that were killed meanwhile have left there."""
+    for path in base.glob(f".*{_UNREADY}"):
+        pid, _, start = path.name.removesuffix(_UNREADY).rpartition(".")[2].partition("-")
+        if pid.isdigit() and start.isdigit() and start_ticks(int(pid)) != int(start):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def open_link(path: Path) -> Link:
@@ -179,7 +222,8 @@ def find_link(name: str | None = None, base: Path | None = None) -> Link:
 def links(base: Path | None = None) -> list[Link]:
     """All links of this user, oldest first."""
     folder = base or default_base()
-    entries = sorted(folder.glob("*/link.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [path for path in folder.glob("*/link.json") if not path.parent.name.startswith(".")]
+    entries = sorted(found, key=lambda path: path.stat().st_mtime_ns)
     return [Link(path.parent.name, path.parent) for path in entries]
 
 
@@ -195,8 +239,8 @@ def remove_link(link: Link) -> None:
 def write_private(path: Path, data: bytes) -> None:
     """Write a file (0600) atomically. Raises OSError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         temporary.replace(path)

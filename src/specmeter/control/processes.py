@@ -98,7 +98,7 @@ def arm(link: Link, timeout_s: float = 10.0, watchdog_s: float | None = None, ta
     """
     me = holder.take(link, take_over)
     before = link.document()["state"].get("armed_by") or {}
-    extra = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
+    extra: dict[str, Any] = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
     if watchdog_s is None and before.get("beats"):
         extra = {"watchdog_s": 0.0}  # the last controller's own, which would disarm an arming that nobody beats for
     generation = link.update(armed=True, mix=None, armed_by={**me, "beats": watchdog_s is not None}, **extra)
@@ -112,8 +112,8 @@ def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
     """
     holder.check_disarm(link, take_over)
     before = link.document()["state"].get("armed_by") or {}
-    extra = {"watchdog_s": 0.0} if before.get("beats") else {}
-    generation = link.update(armed=False, mix=None, armed_by=None, knobs={}, **extra)
+    extra: dict[str, Any] = {"watchdog_s": 0.0} if before.get("beats") else {}
+    generation = link.update(in_place=True, armed=False, mix=None, armed_by=None, knobs={}, **extra)
     try:
         return _tell(link, f"disarm {generation}", generation, timeout_s)
     finally:
@@ -132,7 +132,7 @@ def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0) -> 
 def detach(link: Link, timeout_s: float = 10.0) -> Ack:
     """Disarm for good: the processes end their control thread and take their import hook out."""
     holder.check_disarm(link)
-    generation = link.update(armed=False, mix=None, armed_by=None, knobs={}, detached=True)
+    generation = link.update(in_place=True, armed=False, mix=None, armed_by=None, knobs={}, detached=True)
     holder.release(link)
     targets = processes(link, alive_only=True)
     for process in targets:

@@ -17,7 +17,18 @@ from typing import Any
 
 import specmeter.runtime
 from specmeter import __version__
-from specmeter.control.link import Link, default_base, make_link, open_link, remove_link
+from specmeter.control.link import (
+    Link,
+    check_free,
+    check_private,
+    checked_id,
+    default_base,
+    make_link,
+    open_link,
+    remove_link,
+    sweep,
+)
+from specmeter.control.processes import processes
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.planner import Planned
 
@@ -82,11 +93,11 @@ def apply(
     if not targets:
         raise SpecmeterError("No file can take the lines of a patch.", "No module of the plan is in a package.")
     _raise_refusals(targets)
-    link, made = _link_for(planned, targets, link_id, armed, capacity, command)
-    files = {name: base64.b64encode(data).decode() for name, data in _folder_files(link).items()}
+    path, made = _link_path(targets, link_id)
+    files = {name: base64.b64encode(data).decode() for name, data in _folder_files(path).items()}
     facts = {
         "id": secrets.token_hex(4),
-        "link": str(link.path),
+        "link": str(path),
         "engine": planned.plan["engine"],
         "engine_version": planned.plan["engine_version"],
         "python": str(python),
@@ -98,12 +109,12 @@ def apply(
         for target in targets:
             request = {"op": "apply", "path": target.path, "files": files, "facts": facts}
             outcomes[target.path] = ask(python, {**request, "expected": _planned_hash(target)})["outcome"]
+        # Last: what a kill leaves then is found by its manifest, and without a link the lines do nothing.
+        link = _make(planned, path, armed, capacity, command) if made else open_link(path)
     except SpecmeterError:
-        for path, outcome in outcomes.items():
+        for name, outcome in outcomes.items():
             if outcome == "applied":
-                ask(python, {"op": "restore", "path": path})
-        if made:
-            remove_link(link)
+                ask(python, {"op": "restore", "path": name})
         raise
     return Applied(link, outcomes, made)
 
@@ -178,44 +189,52 @@ def _planned_hash(target: Target) -> str | None:
     return None if target.preview["manifest"] else target.preview["sha256"]
 
 
-def _link_for(
-    planned: Planned,
-    targets: Sequence[Target],
-    link_id: str | None,
-    armed: bool,
-    capacity: int | None,
-    command: Sequence[str],
-) -> tuple[Link, bool]:
-    """The link that the files name already, made anew where it was taken away; else a new one."""
+def _link_path(targets: Sequence[Target], link_id: str | None) -> tuple[Path, bool]:
+    """The folder of the link that the files name already, else of a new one; and whether it has to be made."""
     named = {target.preview["manifest"]["link"] for target in targets if target.preview["kind"] == "applied"}
     if len(named) > 1:
         raise SpecmeterError(
             "The files are patched for different links.", ", ".join(sorted(named)), "Restore them first.", Exit.REFUSED
         )
-    path = Path(named.pop()) if named else None
-    if path is not None and path.is_dir():
-        return open_link(path), False
-    base = default_base()
-    if path is not None and path.parent != base:
+    if not named:
+        path = default_base() / checked_id(link_id)
+        check_free(path)
+        return path, True
+    path = Path(named.pop())
+    if (path / "link.json").is_file():
+        return path, False
+    let_go(path)  # the rest of one that was being removed
+    return path, True
+
+
+def _make(planned: Planned, path: Path, armed: bool, capacity: int | None, command: Sequence[str]) -> Link:
+    if path.parent != default_base():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    link = make_link(
-        planned.plan,
-        planned.code,
-        link_id=path.name if path else link_id,
-        base=path.parent if path else base,
-        command=command,
-        armed=armed,
+    return make_link(
+        planned.plan, planned.code, link_id=path.name, base=path.parent, command=command, armed=armed,
         capacity=capacity,
-    )
-    return link, True
+    )  # fmt: skip
 
 
-def _folder_files(link: Link) -> dict[str, bytes]:
+def let_go(path: Path) -> list[int]:
+    """Remove the link of a patch, or what is left of it, unless a server still runs with it: then the pids of those."""
+    sweep(path.parent)
+    if not path.is_dir():
+        return []
+    check_private(path)
+    link = Link(path.name, path)
+    alive = [process.pid for process in processes(link, alive_only=True)]
+    if not alive:
+        remove_link(link)
+    return alive
+
+
+def _folder_files(link: Path) -> dict[str, bytes]:
     """What goes into the folder beside the patched file: the runtime's sources, the start program, the link's path."""
     runtime = Path(specmeter.runtime.__file__).parent
     files = {f"runtime/{path.name}": path.read_bytes() for path in sorted(runtime.glob("*.py"))}
     files["start.py"] = (Path(__file__).parent / "start.py").read_bytes()
-    files["link"] = os.fsencode(link.path)
+    files["link"] = os.fsencode(link)
     return files
 
 

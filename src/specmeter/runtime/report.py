@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -47,12 +48,42 @@ def describe(runtime: Any) -> Dict[str, Any]:
 
 
 def write_report(path: str, document: Dict[str, Any]) -> None:
-    """Replace the report atomically (0600). Raises OSError."""
+    """Replace the report atomically (0600); on a full disk write it into the room it has already. Raises OSError."""
     temporary = f"{path}.new"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(document, file)
-    os.replace(temporary, path)
+    data = json.dumps(document).encode()
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not overwrite(path, data):
+            raise
+
+
+def overwrite(path: str, data: bytes) -> bool:
+    """Write JSON over what a file holds, filled up with spaces; False when its blocks are not enough for it.
+
+    Not atomic for a reader of that moment, and only for a disk on which nothing else can be written.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(handle)
+        if len(data) > max(info.st_size, info.st_blocks * 512):
+            return False
+        padded = data.ljust(info.st_size)
+        return os.pwrite(handle, padded, 0) == len(padded)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
 
 
 def rank_and_world() -> Tuple[int, int]:
