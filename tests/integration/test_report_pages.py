@@ -134,11 +134,11 @@ def test_drawn_lengths_equal_the_analysis(chromium: Any, made: Path) -> None:
 
 def test_distributions_and_groups_are_of_the_chosen_cycles(made: Path) -> None:
     run = specmeter.load(made / "run" / "children" / "profile")
-    lead = cycles_by_rank(run.path, None)[0]
+    lead = cycles_by_rank(run, None)[0]
     assert int(lead.chosen.sum()) == run.analysis["cycle"]["count"]
     assert float(lead.ms.mean()) == pytest.approx(run.analysis["cycle"]["mean_ms"]["point"])
     for row in run.analysis["phases"]:
-        assert float(phase_times(run.path, lead)[row["name"]].mean()) == pytest.approx(row["ms"])
+        assert float(phase_times(run, lead)[row["name"]].mean()) == pytest.approx(row["ms"])
 
 
 def test_every_part_is_there(chromium: Any, made: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.costmodel_collectives import by_issuer
+from specmeter.analysis.stalls import stalled
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
@@ -18,9 +19,6 @@ Floats = NDArray[np.float64]
 REST = "unattributed"
 # Fewer cycles of a setting say nothing about its cost.
 MIN_CYCLES = 10
-# A cycle so many times its setting's median is a stall of the machine, not a cost of the setting: quiet runs stay below
-# 3, and a few stalls of a second would otherwise outweigh all else in a mean.
-STALL = 5.0
 _TREE = re.compile(r"top-k=(\d+)")
 
 
@@ -33,8 +31,8 @@ class Sample:
     ``cycle_ms`` their sum [units], ``once_ms`` [units, names] self time of points outside the loop of draft steps,
     ``loop_ms`` [units, names] inside it; ``tokens``, ``tokens_sq`` [units] and ``tokens_once`` [units, names] are sums
     of the tokens gained a sequence, their squares, and their products with ``once_ms``. ``kept`` [units, steps + 1]
-    counts verified sequences that kept at least 0, 1, 2, ... drafts. ``stalled`` cycles, longer than STALL times the
-    median, are in none of the times, but in ``kept``.
+    counts verified sequences that kept at least 0, 1, 2, ... drafts. ``stalled`` cycles (analysis.stalls) are
+    in none of the times, but in ``kept``.
     """
 
     setting: str
@@ -119,10 +117,6 @@ def _samples(cycles: Columns, spans: Columns, names: tuple[str, ...]) -> Iterato
             yield _sample(str(setting), cycles, once, loop, names, timed & of, decode & of)
 
 
-def _stalls(dur_ns: NDArray[np.int64], timed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return np.asarray(timed & (dur_ns > STALL * float(np.median(dur_ns[timed]))), dtype=np.bool_)
-
-
 def _leading(ranks: NDArray[np.int32]) -> int:
     known = ranks[ranks >= 0]
     return int(known.min()) if len(known) else int(ranks.min())
@@ -154,8 +148,8 @@ def _sample(
     timed: NDArray[np.bool_],
     verified: NDArray[np.bool_],
 ) -> Sample:
-    stalled = _stalls(cycles["dur_ns"], timed)
-    at = np.flatnonzero(timed & ~stalled)
+    stalls = stalled(cycles["dur_ns"], timed)
+    at = np.flatnonzero(timed & ~stalls)
     names_of = _units(cycles)
     units = np.unique(names_of[timed | verified])
     unit = np.searchsorted(units, names_of)
@@ -176,7 +170,7 @@ def _sample(
         np.stack([total(column) for column in loop[at].T], axis=1),
         total(gained), total(gained**2),
         np.stack([total(column * gained) for column in once[at].T], axis=1),
-        _kept(cycles, verified, unit, len(units), steps), int(stalled.sum()),
+        _kept(cycles, verified, unit, len(units), steps), int(stalls.sum()),
     )  # fmt: skip
 
 

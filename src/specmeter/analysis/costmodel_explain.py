@@ -10,9 +10,10 @@ from specmeter.analysis.acceptance_lengths import recorded_acceptance
 from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
-from specmeter.analysis.costmodel_data import STALL, Sample, samples_of
+from specmeter.analysis.costmodel_data import Sample, samples_of
 from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.analysis.moe import Experts, distinct_experts
+from specmeter.analysis.stalls import RULE
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
 from specmeter.analysis.whatif_actions import Action, Commands, actions
@@ -168,7 +169,7 @@ def _notes(evidence: Evidence) -> list[str]:
         notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")
     stalled = sum(s.stalled for s in evidence.samples)
     if stalled:
-        notes.append(f"{stalled} cycles longer than {STALL:g} times their median are left out: stalls of the machine")
+        notes.append(f"{stalled} cycles {RULE} are left out: stalls of the machine")
     if not any(s.accepts for s in evidence.chains):
         notes.append("acceptance by position comes from the saved analysis, without an interval of its own")
     if evidence.experts is not None:

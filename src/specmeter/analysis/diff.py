@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from specmeter import __version__
 from specmeter.analysis.changes import changes
 from specmeter.analysis.saved import analysed, phase_times, profile_tables
+from specmeter.analysis.stalls import without_stalls
 from specmeter.analysis.stats import Interval, mean_interval, paired_ratio, ratio_interval
 from specmeter.analysis.student import t_quantile
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import PHASES
 from specmeter.trace.rundir import Run
+from specmeter.trace.tables import Columns
 
 SCHEMA = "specmeter/diff/1"
 FEWEST_STARTS = 3
@@ -71,13 +73,14 @@ def diff_runs(a: Run, b: Run) -> dict[str, Any]:
 def side(run: Run) -> Side:
     """The decode cycles that the run's report is over, by prompt."""
     cycles, spans = profile_tables(run)
-    chosen = (cycles["host"] == cycles["host"][0]) & (cycles["rank"] == cycles["rank"][0]) & analysed(run, cycles)
+    lead = (cycles["host"] == cycles["host"][0]) & (cycles["rank"] == cycles["rank"][0]) & analysed(run, cycles)
+    chosen = without_stalls(cycles["dur_ns"], lead)
     if not chosen.any():
         raise SpecmeterError(f"{run.path} holds no decode cycle that counts", "Record longer.")
-    prompt = cycles["prompt_id"][chosen].astype(str)
-    if not prompt[0] and len(set(prompt.tolist())) == 1:
-        prompt = np.char.add("block of 50 cycles ", (np.arange(len(prompt)) // 50).astype(str))
-    names, at = np.unique(prompt, return_inverse=True)
+    prompt = cycles["prompt_id"].astype(str)
+    if set(prompt[lead].tolist()) == {""}:
+        prompt = np.char.add("block of 50 cycles ", (np.cumsum(lead) // 50).astype(str))
+    names, at = np.unique(prompt[chosen], return_inverse=True)
     row = np.full(int(cycles["cycle"].max()) + 1, -1, np.int64)
     row[cycles["cycle"][chosen]] = at
     count = np.bincount(at).astype(float)
@@ -85,10 +88,17 @@ def side(run: Run) -> Side:
     mine = (spans["host"] == cycles["host"][0]) & (spans["rank"] == cycles["rank"][0])
     phases = {name: seconds * 1e3 / count for name, seconds in phase_times(run, spans, mine, row).items()}
     phases["rest"] = cycle_ms - sum(phases.values(), np.zeros(len(names)))
-    sampled = cycles["sampled"][chosen] / np.maximum(cycles["batch"][chosen], 1)
     return Side(
-        tuple(names.tolist()), count, cycle_ms, phases, np.bincount(at, weights=sampled) / count, _starts(run, names)
+        tuple(names.tolist()), count, cycle_ms, phases, _tokens(cycles, lead, prompt, names), _starts(run, names)
     )
+
+
+def _tokens(cycles: Columns, lead: NDArray[np.bool_], prompt: NDArray[np.str_], names: NDArray[np.str_]) -> Floats:
+    """Mean tokens a cycle and sequence of each prompt; what a stalled cycle yields counts too."""
+    of = np.flatnonzero(lead & np.isin(prompt, names))
+    at = np.searchsorted(names, prompt[of])
+    sampled = cycles["sampled"][of] / np.maximum(cycles["batch"][of], 1)
+    return np.asarray(np.bincount(at, weights=sampled) / np.bincount(at), float)
 
 
 def _starts(run: Run, prompts: NDArray[np.str_]) -> NDArray[np.int64]:

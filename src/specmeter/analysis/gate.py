@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specmeter.analysis.costmodel_data import STALL
+from specmeter.analysis.stalls import without_stalls
 from specmeter.analysis.stats import Interval, paired_ratio
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import Run
@@ -198,7 +198,7 @@ def _by_prompt(run: Run, setting: str, quantity: str) -> dict[str, float]:
     good &= (cycles["rank"] == cycles["rank"].min()) & (cycles["prompt_id"] != "")
     mine, plain = good & (cycles["setting"] == setting), good & (cycles["setting"] == "baseline")
     if quantity != "accept_length":
-        mine, plain = _without_stalls(cycles["dur_ns"], mine), _without_stalls(cycles["dur_ns"], plain)
+        mine, plain = without_stalls(cycles["dur_ns"], mine), without_stalls(cycles["dur_ns"], plain)
     prompts = sorted(set(cycles["prompt_id"][mine].tolist()))
     out = {}
     for prompt in prompts:
@@ -207,11 +207,6 @@ def _by_prompt(run: Run, setting: str, quantity: str) -> dict[str, float]:
         if value is not None:
             out[str(prompt)] = value
     return out
-
-
-def _without_stalls(dur_ns: Any, chosen: Any) -> Any:
-    """``chosen`` without the cycles that a stall of the machine made many times as long."""
-    return chosen & (dur_ns <= STALL * np.median(dur_ns[chosen])) if bool(np.any(chosen)) else chosen
 
 
 def _value(quantity: str, cycles: Mapping[str, Any], mine: Any, plain: Any) -> float | None:

@@ -15,6 +15,7 @@ from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
 from specmeter.analysis.overhead import drawn_overhead
 from specmeter.analysis.ranks import rank_tables
+from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import (
     Interval,
     cluster_ratio,
@@ -56,6 +57,7 @@ def baseline_from_requests(requests: Sequence[Request], setting: str = BASELINE)
 def baseline_from_trace(trace: Trace, setting: str = BASELINE) -> Baseline:
     """The baseline step from the cycles of the requests that ran without speculation."""
     chosen = select(trace.main, np.array([r.setting == setting for r in trace.requests], bool))
+    chosen = without_stalls(trace.main.cycles.dur_ns, chosen)
     if not trace.requests or not chosen.any():
         return Baseline(None, "cycles", f"no decode cycle of the setting {setting!r} was recorded")
     return Baseline(cycle_interval(trace.main, chosen), "cycles without speculation")
@@ -89,9 +91,11 @@ def analyse(
         )
     base = baseline_from_trace(trace) if baseline is None else baseline
     probed = chosen & (rank.cycles.probed == 1)
-    table = breakdown(rank, trace.index, chosen)
+    averaged = probed if probed.any() else chosen
+    timed = without_stalls(rank.cycles.dur_ns, averaged)
+    table = breakdown(rank, trace.index, timed)
     accepted = acceptance(rank, probed)
-    cycle = cycle_interval(rank, probed if probed.any() else chosen)
+    cycle = cycle_interval(rank, timed)
     gain = _gain(cycle, accepted, base)
     measured = _measured(requests, setting)
     document: dict[str, Any] = {
@@ -101,7 +105,11 @@ def analyse(
         "engine": {"name": trace.plan.get("engine"), "version": trace.plan.get("engine_version")},
         "setting": setting,
         "clock": "host",
-        "cycle": {"mean_ms": cycle.as_json(), **_cycle_facts(table, rank, chosen)},
+        "cycle": {
+            "mean_ms": cycle.as_json(),
+            **_cycle_facts(table, rank, without_stalls(rank.cycles.dur_ns, chosen)),
+            "stalled": stall_facts(rank.cycles.dur_ns, averaged),
+        },
         **_tables(table),
         "acceptance": _acceptance(accepted),
         "baseline": {

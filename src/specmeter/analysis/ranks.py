@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.breakdown import breakdown, select
+from specmeter.analysis.stalls import without_stalls
 from specmeter.trace.build import RankTrace, Trace
 
 _COLLECTIVE = re.compile(r"\.(all_reduce|all_gather|gather|reduce_scatter|broadcast|all_to_all)$")
@@ -36,7 +37,8 @@ class RankRow:
 
 def rank_row(rank: RankTrace, trace: Trace, requests: NDArray[np.bool_]) -> RankRow:
     """The row of ``rank`` over the decode cycles of the ``requests`` chosen."""
-    table = breakdown(rank, trace.index, select(rank, requests))
+    chosen = select(rank, requests) & (rank.cycles.probed == 1)
+    table = breakdown(rank, trace.index, without_stalls(rank.cycles.dur_ns, chosen))
     collectives = {row.name: row for row in table.rows if _COLLECTIVE.search(row.name)}
     spent = {name: row.ms for name, row in collectives.items()}
     return RankRow(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.analysis.stalls import without_stalls
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import PHASES, phase_of
 from specmeter.trace.rundir import Run
@@ -32,18 +33,40 @@ def profile_tables(run: Run) -> tuple[Columns, Columns]:
 
 
 def analysed(run: Run, cycles: Columns) -> NDArray[np.bool_]:
-    """The rows of ``cycles`` that the run's report averages over, on every rank."""
-    setting, requests = run.analysis.get("setting"), run.requests
+    """The rows of ``cycles`` that the run's report is over, on every rank; ``timed`` are those its times are from."""
+    return counted(cycles, run.requests, run.analysis.get("setting"))
+
+
+def counted(cycles: Columns, requests: Columns, setting: str | None) -> NDArray[np.bool_]:
+    """The kept decode cycles with probes in, of a setting's finished ``requests`` (None: of all but the baseline's).
+
+    As ``analysis.profile`` chooses them from a trace; without requests the setting is not known, and all count.
+    """
     chosen: NDArray[np.bool_] = (cycles["dropped"] == "") & (cycles["kind"] == "decode") & (cycles["probed"] == 1)
     if not requests:
         return chosen
     chosen &= (cycles["setting"] != "baseline") if setting is None else (cycles["setting"] == setting)
-    keys = (requests[k].tolist() for k in ("setting", "prompt_id", "error"))
-    failed = sorted(f"{s}\0{p}" for s, p, error in zip(*keys, strict=True) if error)
-    if failed:
-        own = [f"{s}\0{p}" for s, p in zip(cycles["setting"].tolist(), cycles["prompt_id"].tolist(), strict=True)]
-        chosen &= ~np.isin(own, failed)
+    failed = np.flatnonzero(requests["error"] != "")
+    if len(failed):
+        names = ("setting", "block", "prompt_id")
+        wrong = set(zip(*(requests[name][failed].tolist() for name in names), strict=True))
+        keys = zip(*(cycles[name].tolist() for name in names), strict=True)
+        chosen &= np.array([key not in wrong for key in keys], bool)
     return chosen
+
+
+def timed(run: Run, cycles: Columns) -> NDArray[np.bool_]:
+    """The rows of ``cycles`` that the run's report takes times from, on every rank: without each rank's stalls."""
+    return timed_of(cycles, analysed(run, cycles))
+
+
+def timed_of(cycles: Columns, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """``chosen`` without the stalls of each rank."""
+    found = np.zeros(len(chosen), bool)
+    for host, rank in set(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True)):
+        mine = chosen & (cycles["host"] == host) & (cycles["rank"] == rank)
+        found |= without_stalls(cycles["dur_ns"], mine)
+    return found
 
 
 def phase_times(
@@ -51,7 +74,8 @@ def phase_times(
 ) -> Mapping[str, NDArray[np.float64]]:
     """Seconds of own time of each phase's leaf points, summed by row.
 
-    ``of`` selects spans (one rank's), and ``row`` says for each cycle number where its time goes, -1 nowhere.
+    ``of`` selects spans (one rank's), and ``row`` says for each cycle number where its time goes, -1 nowhere. Of
+    ``spans`` the columns ``inside clock cycle point self_ns`` are read.
     """
     leaf = {str(p["name"]) for p in run.plan.get("points", []) if p.get("role") in ("leaf", "wait")}
     at = np.flatnonzero(of & spans["inside"] & (spans["clock"] == "host") & (spans["cycle"] >= 0))

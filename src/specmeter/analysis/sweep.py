@@ -108,8 +108,18 @@ def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
 
 
 def _break_even(row: dict[str, Any], base: Arm) -> float | None:
+    """Cycle / baseline step: a cycle of the baseline under the same rule for stalls, else of its requests' rates."""
+    if not row["cycle_ms"]:
+        return None
+    if base.trace is not None:
+        names = {r.request_id for r in base.requests}
+        chosen = select(base.trace.main, np.array([r.request_id in names for r in base.trace.requests], bool))
+        if chosen.any():
+            dur_ns = base.trace.main.cycles.dur_ns
+            step = cycle_interval(base.trace.main, without_stalls(dur_ns, chosen))
+            return float(row["cycle_ms"]["point"] / step.point)
     steps = [1000 / r.decode_rate for r in finished(base.requests) if r.decode_rate]
-    return row["cycle_ms"]["point"] / float(np.mean(steps)) if row["cycle_ms"] and steps else None
+    return float(row["cycle_ms"]["point"] / np.mean(steps)) if steps else None
 
 
 def compare(ours: Sequence[Request], theirs: Sequence[Request]) -> Interval | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmeter.analysis.saved import analysed, phase_times, profile_tables
+from specmeter.analysis.saved import phase_times, profile_tables, timed
 from specmeter.trace.rundir import Run
 
 # Seconds, 10 us to 10 s: a leaf of the embedded engine and a cycle of a large one both fall inside.
@@ -105,7 +105,7 @@ def run_figures(run: Run) -> list[Figures]:
     found = []
     for number, (host, rank) in enumerate(pairs):
         of = (cycles["host"] == host) & (cycles["rank"] == rank)
-        chosen = of & analysed(run, cycles)
+        chosen = of & timed(run, cycles)
         row = np.full(int(cycles["cycle"].max()) + 1, -1, np.int64)
         row[cycles["cycle"][chosen]] = np.arange(int(chosen.sum()))
         mine = (spans["host"] == host) & (spans["rank"] == rank)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
-from specmeter.exports.device import ring_lanes
 from specmeter.reporters.inert import inert
+from specmeter.trace.device import ring_lanes
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
 

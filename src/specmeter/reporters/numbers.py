@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from specmeter.analysis.stalls import RULE
+
 MISSING = "-"
 # Student's t over so few units gives ends such as 0 and 1e38 where they differ: that is no interval but their want.
 FEW_UNITS, WIDEST = 4, 20.0
@@ -56,6 +58,16 @@ def point(interval: Mapping[str, Any] | None, digits: int = 3) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A plain number, or ``-``."""
     return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def stalled_line(found: Mapping[str, Any] | None) -> str:
+    """How many cycles were left out of times as stalls of the machine, and by which rule; empty for none."""
+    if not found or not found["cycles"]:
+        return ""
+    return (
+        f"{units(found['cycles'], 'cycle')} {RULE} ({found['limit_ms']:.1f} ms) left out of the times as stalls of the "
+        f"machine: {found['percent_of_time']:.1f} % of the recorded time. Rates by requests hold them."
+    )
 
 
 def percent(share: float | None, digits: int = 1) -> str:

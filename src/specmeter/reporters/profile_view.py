@@ -23,7 +23,7 @@ from specmeter.reporters.language import (
     verdict_line,
 )
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import number, percent, plus_minus, units
+from specmeter.reporters.numbers import number, percent, plus_minus, stalled_line, units
 
 
 def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -216,6 +216,8 @@ def _sureness(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     left_out = ", ".join(f"{count} {inert(why)}" for why, count in cycle["dropped"].items())
     kinds = ", ".join(f"{count} {inert(kind)}" for kind, count in cycle["kinds"].items() if count and kind != "decode")
     yield remark(f"Left out: {left_out or 'nothing'}" + (f"; other kinds: {kinds}" if kinds else ""))
+    if stalled_line(cycle.get("stalled")):
+        yield remark(stalled_line(cycle.get("stalled")))
     lost = document["records"]
     if lost["overwritten"] or lost["holes"]:
         yield remark(f"Records: {lost['count']} read, {lost['overwritten']} overwritten, {lost['holes']} incomplete")

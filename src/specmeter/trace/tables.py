@@ -81,16 +81,41 @@ def read_table(folder: Path, name: str) -> Columns:
     return columns
 
 
-def _stored(folder: Path, name: str) -> Columns:
+def read_rank(folder: Path, name: str, columns: Sequence[str], rank: tuple[str, int]) -> Columns:
+    """Some columns of a table, of one rank (its host and number): a long trace as a whole would fill the memory."""
+    host, number = rank
+    found = _stored(folder, name, columns, [[("rank", "==", number), ("host", "==", host)]])
+    return _checked(folder, name, found, columns)
+
+
+def read_windows(folder: Path, windows: Sequence[tuple[int, int]], columns: Sequence[str]) -> Columns:
+    """Some columns of the spans of every rank that begin in one of some windows of time, ns."""
+    if not windows:
+        return {}
+    found = _stored(folder, "spans", columns, [[("t0_ns", ">=", a), ("t0_ns", "<", b)] for a, b in windows])
+    return _checked(folder, "spans", found, columns)
+
+
+def _checked(folder: Path, name: str, found: Columns, columns: Sequence[str]) -> Columns:
+    check_table(folder, name, found, columns)
+    return found
+
+
+# One condition is (column, operator, value); all of an inner list must hold, of one inner list at least.
+_Filters = list[list[tuple[str, str, Any]]]
+_HOLDS = {"==": np.equal, ">=": np.greater_equal, "<": np.less}
+
+
+def _stored(folder: Path, name: str, columns: Sequence[str] | None = None, filters: _Filters | None = None) -> Columns:
     npz, parquet_path = folder / f"{name}.npz", folder / f"{name}.parquet"
     try:
         if npz.exists():
             with np.load(npz, allow_pickle=False) as stored:
-                return {key: stored[key] for key in stored.files}
+                return _narrowed({key: stored[key] for key in stored.files}, columns, filters)
         if parquet_path.exists():
             import pyarrow.parquet as parquet
 
-            table = parquet.read_table(parquet_path)
+            table = parquet.read_table(parquet_path, columns=columns and list(columns), filters=filters)
             return {key: table[key].to_numpy() for key in table.column_names}
     except ImportError as error:
         raise SpecmeterError(
@@ -99,6 +124,16 @@ def _stored(folder: Path, name: str) -> Columns:
     except Exception as error:
         raise SpecmeterError(f"The table {name} in {folder} cannot be read", str(error)) from error
     return {}
+
+
+def _narrowed(whole: Columns, columns: Sequence[str] | None, filters: _Filters | None) -> Columns:
+    """What Parquet does while it reads, for a table that was read as a whole."""
+    if filters is None:
+        return whole
+    keep = np.zeros(len(next(iter(whole.values()))), bool)
+    for conditions in filters:
+        keep |= np.logical_and.reduce([_HOLDS[sign](whole[key], value) for key, sign, value in conditions])
+    return {key: whole[key][keep] for key in columns or whole if key in whole}
 
 
 def _cycles(rank: RankTrace, requests: Sequence[Request]) -> Columns:

@@ -225,4 +225,4 @@ def test_stalls_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureF
     assert rows[5].cycle_ms.point == pytest.approx(law.cycle_ms(5), rel=0.01)
     assert next(s.stalled for s in found.samples if s.steps == 5) == 10
     assert main(["explain", str(path)]) == 0
-    assert "10 cycles longer than 5 times their median" in " ".join(capsys.readouterr().out.split())
+    assert "10 cycles longer than 5 times the median" in " ".join(capsys.readouterr().out.split())

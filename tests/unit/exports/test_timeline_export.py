@@ -18,7 +18,7 @@ from specmeter.cli import main
 from specmeter.commands import export as command
 from specmeter.errors import SpecmeterError
 from specmeter.exports.check import check_format, phase_table
-from specmeter.exports.device import device_offset_ns
+from specmeter.trace.device import device_offset_ns
 from specmeter.exports.nesting import begin_end, rows
 from specmeter.exports.timeline import build_timeline
 from specmeter.exports.torch_trace import join_torch

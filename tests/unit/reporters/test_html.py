@@ -7,6 +7,7 @@ import builtins
 import hashlib
 import html
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,17 @@ from specmeter.analysis.profile import analyse
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import page, write_page
 from specmeter.reporters.html.acceptance_charts import groups_by_kind, groups_by_length, kind_of
-from specmeter.reporters.html.facts import cycles_by_rank, histogram, phase_times, read_windows
+from specmeter.reporters.html.facts import cycles_by_rank, histogram, phase_times
 from specmeter.reporters.html.markup import table, text
 from specmeter.reporters.html.repeat_section import repeat_section
-from specmeter.reporters.html.timeline import baseline_parts, pick_samples, plan_roles, timeline_charts
+from specmeter.reporters.html.timeline import baseline_parts, pick_samples, timeline_charts
 from specmeter.reporters.html.tune_section import read_trials
+from specmeter.runtime import layout
 from specmeter.trace.masking import MASK
 from specmeter.trace.rundir import RunWriter
-from specmeter.trace.tables import write_table
+from specmeter.trace.tables import read_windows, write_table
 from tests.support.report_documents import MS, record, save
+from tests.support.saved_runs import recording, save_run
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
 
@@ -75,16 +78,16 @@ def test_the_page_is_one_file_with_one_allowed_script(run: specmeter.Run, tmp_pa
 def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(
     run: specmeter.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = cycles_by_rank(run.path, None)
+    ranks = cycles_by_rank(run, None)
     assert [r.rank.rank for r in ranks] == [0, 1]
-    lead, phases = ranks[0], phase_times(run.path, ranks[0])
+    lead, phases = ranks[0], phase_times(run, ranks[0])
     assert int(lead.chosen.sum()) == run.analysis["cycle"]["count"] == 4 * 28
     assert {name: float(v.mean()) for name, v in phases.items()} == pytest.approx(
         {row["name"]: row["ms"] for row in run.analysis["phases"]}
     )
     # One rank of two: the other's spans are not added in.
     assert float(sum(v.mean() for v in phases.values())) == pytest.approx(16 * 0.85)
-    assert dict(baseline_parts(run.path)) == pytest.approx({"verify.forward": 6, "accept.sample": 1, "wait.sync": 0.5})
+    assert dict(baseline_parts(run)) == pytest.approx({"verify.forward": 6, "accept.sample": 1, "wait.sync": 0.5})
     t0 = int(lead.table["t0_ns"][40])
     columns = ("rank", "point", "t0_ns")
     window = read_windows(run.path, [(t0, t0 + 16 * MS)], columns)
@@ -92,9 +95,10 @@ def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(
     without_pyarrow(monkeypatch)
     plain = save(tmp_path / "npz", trace, requests, run.analysis)
     assert (plain.path / "spans.npz").exists()
-    again = cycles_by_rank(plain.path, None)[0]
+    plain_run = specmeter.load(plain.path)
+    again = cycles_by_rank(plain_run, None)[0]
     assert again.chosen.tolist() == lead.chosen.tolist()
-    assert phase_times(plain.path, again)["verify"].tolist() == phases["verify"].tolist()
+    assert phase_times(plain_run, again)["verify"].tolist() == phases["verify"].tolist()
     other = read_windows(plain.path, [(t0, t0 + 16 * MS)], columns)
     assert sorted(other["t0_ns"].tolist()) == sorted(window["t0_ns"].tolist()) and len(window["t0_ns"]) > 4
     with pytest.raises(SpecmeterError, match="charts need vl-convert") as caught:
@@ -103,7 +107,7 @@ def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(
 
 
 def test_samples_are_quick_usual_slow_and_distinct(run: specmeter.Run) -> None:
-    lead = cycles_by_rank(run.path, None)[0]
+    lead = cycles_by_rank(run, None)[0]
     lead.table["dur_ns"] = lead.table["dur_ns"].copy()
     slow = int(np.flatnonzero(lead.chosen)[17])
     lead.table["dur_ns"][slow] = 99 * MS
@@ -116,12 +120,12 @@ def test_samples_are_quick_usual_slow_and_distinct(run: specmeter.Run) -> None:
 
 
 def test_groups_by_kind_and_length(run: specmeter.Run) -> None:
-    lead = cycles_by_rank(run.path, None)[0]
+    lead = cycles_by_rank(run, None)[0]
     kinds = {g.name: g for g in groups_by_kind(lead)}
     assert set(kinds) == {"chat", "code"} and kinds["chat"].requests == 2 and kinds["chat"].cycles == 2 * 28
     whole = sum(g.length.point * g.cycles for g in kinds.values()) / sum(g.cycles for g in kinds.values())
     assert whole == pytest.approx(run.analysis["acceptance"]["length_tokens"]["point"])
-    assert [g.name for g in groups_by_length(run.path, lead)] == ["16-31", "32-63", "64-127"]
+    assert [g.name for g in groups_by_length(run, lead)] == ["16-31", "32-63", "64-127"]
     names = ("code-3", "a_b_12", "7", "", "plain")
     assert [kind_of(name) for name in names] == ["code", "a_b", "prompt", "(none)", "plain"]
 
@@ -131,13 +135,32 @@ def test_device_spans_and_work_beside_have_lanes_of_their_own(run: specmeter.Run
     spans["clock"] = spans["clock"].copy()
     spans["clock"][spans["point"] == "verify.forward"] = "device"
     spans["inside"] = spans["inside"] & (spans["point"] != "wait.sync")
-    write_table(tmp_path, "spans", spans)
-    charts = timeline_charts(tmp_path, cycles_by_rank(run.path, None), plan_roles(run.plan))
+    copied = specmeter.load(shutil.copytree(run.path, tmp_path / "copy"))
+    write_table(copied.path, "spans", spans)
+    charts = timeline_charts(copied, cycles_by_rank(copied, None))
     assert charts
     for lane in ("rank 0, host", "rank 0, device", "rank 1, device", "rank 1, host, beside"):
         assert f">{lane}<" in charts[0][1]
     # The cycle's own frame is no bar: it would cover everything in it.
     assert 'aria-label="cycle' not in charts[0][1]
+
+
+def test_device_spans_of_a_ring_are_lanes_on_the_hosts_clock(tmp_path: Path) -> None:
+    # As the runtime writes device spans: 3 ms each, 20 us after each call of verify. Synthetic, for no GPU is here.
+    rows = recording(prompts=1, cycles=10)[0]
+    verify = [row for row in rows if row[3] == 2]
+    began = verify[0][0] - 777
+    device = [
+        (r[0] + 20_000 - began, r[0] + 20_000 - began + 3 * MS, r[2], 2, layout.KIND_DEVICE_SPAN, 0, 0) for r in verify
+    ]
+    saved = specmeter.load(save_run(tmp_path / "run", prompts=1, cycles=10, extra=device, ranks=(0,)))
+    charts = timeline_charts(saved, cycles_by_rank(saved, None))
+    assert charts
+    for _name, svg in charts:
+        assert ">rank 0, device<" in svg and ">rank 0, host<" in svg
+        # The fastest launch bounds the offset, so the lane stands early by its 20 us: at the call.
+        (said,) = re.findall(r'aria-label="(verify\.forward, rank 0, device[^"]*)"', svg)
+        assert said.endswith("0.000 to 3.000 ms, 3.000 ms")
 
 
 def test_histogram_keeps_every_value_in_sight() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from specmeter.analysis.stats import Interval, cluster_ratio
 from specmeter.reporters.html.charts import axis, draw, label, names_axis, series_colour
-from specmeter.reporters.html.facts import Cycles, read_columns
+from specmeter.reporters.html.facts import Cycles
 from specmeter.reporters.numbers import bounds, percent
+from specmeter.trace.rundir import Run
 
 MOST_KINDS = 12
 
@@ -67,9 +67,9 @@ def kind_of(prompt_id: str) -> str:
     return re.sub(r"[-_]?\d+$", "", prompt_id) or ("(none)" if not prompt_id else "prompt")
 
 
-def groups_by_length(folder: Path, cycles: Cycles) -> list[Group]:
+def groups_by_length(run: Run, cycles: Cycles) -> list[Group]:
     """Accept length by prompt length, in doubling buckets of tokens."""
-    asked = read_columns(folder, "requests")
+    asked = run.requests
     if not asked:
         return []
     tokens = {str(p): int(n) for p, n in zip(asked["prompt_id"], asked["prompt_tokens"], strict=True) if n > 0}
@@ -84,7 +84,7 @@ def groups_by_length(folder: Path, cycles: Cycles) -> list[Group]:
 def _groups(cycles: Cycles, keys: NDArray[Any], drop_empty: bool = False) -> list[Group]:
     table = cycles.table
     sampled, batch = np.asarray(table["sampled"], np.int64), np.maximum(np.asarray(table["batch"], np.int64), 1)
-    known = cycles.chosen & (sampled >= 0) & ((keys != "") if drop_empty else True)
+    known = cycles.counted & (sampled >= 0) & ((keys != "") if drop_empty else True)
     unit = np.array(
         [f"{b}/{p}/{s}" for b, p, s in zip(table["block"], table["prompt_id"], table["setting"], strict=True)]
     )

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specmeter.analysis.stalls import RULE
 from specmeter.reporters.html import acceptance_charts, cycle_charts, timeline
 from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase_times
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import bounds, no_interval, number, percent, plus_minus, point, span, units
+from specmeter.reporters.numbers import (
+    bounds,
+    no_interval,
+    number,
+    percent,
+    plus_minus,
+    point,
+    span,
+    stalled_line,
+    units,
+)
 from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
@@ -18,9 +29,9 @@ Document = Mapping[str, Any]
 def profile_sections(run: Run, prefix: str = "") -> list[Section]:
     """All sections of a run whose analysis is of kind ``profile``; ``prefix`` makes anchors unique."""
     document = run.analysis
-    ranks = cycles_by_rank(run.path, document["setting"])
+    ranks = cycles_by_rank(run, document["setting"])
     lead = ranks[0] if ranks else None
-    phases = phase_times(run.path, lead) if lead is not None and lead.chosen.any() else {}
+    phases = phase_times(run, lead) if lead is not None and lead.chosen.any() else {}
     return [
         _cycle(run, document, prefix),
         _timeline(run, ranks, prefix),
@@ -77,9 +88,9 @@ def _cycle(run: Run, document: Document, prefix: str) -> Section:
     chart = figure(cycle_charts.cycle_chart(document), "The cycle against the baseline", note)
     section.add(beside(chart, _phase_table(document)))
     verify = [row for row in document["points"] if row["phase"] == "verify"]
-    plain = timeline.baseline_parts(run.path)
+    plain = timeline.baseline_parts(run)
     if not plain and "baseline" in run.children:
-        plain = timeline.baseline_parts(run.children["baseline"].path)
+        plain = timeline.baseline_parts(run.children["baseline"])
     step = document["baseline"]["step_ms"]
     if verify:
         made = cycle_charts.parts_chart(verify, plain, step["point"] if step else None)
@@ -130,7 +141,7 @@ def _steps(document: Document) -> str:
 
 def _timeline(run: Run, ranks: Sequence[Cycles], prefix: str) -> Section:
     section = Section("Sampled cycles", f"{prefix}timeline")
-    charts = timeline.timeline_charts(run.path, ranks, timeline.plan_roles(run.plan))
+    charts = timeline.timeline_charts(run, ranks)
     if not charts:
         return section.add(paragraph("This run holds no spans, so no cycle can be drawn."))
     name = f"{prefix}panes"
@@ -146,7 +157,9 @@ def _timeline(run: Run, ranks: Sequence[Cycles], prefix: str) -> Section:
         )
     if len(ranks) > timeline.MOST_RANKS:
         note += f" The first {timeline.MOST_RANKS} of {len(ranks)} ranks."
-    if all("device" not in svg for _, svg in charts):
+    if any("device</text>" in svg for _, svg in charts):
+        note += " Device spans are those of the device's own clock, fitted to the host's calls (docs/export.md)."
+    else:
         note += " No device lane: this run recorded host time only."
     for title, svg in charts:
         section.add(f'<div data-pane-of="{name}">{figure(svg, title, note)}</div>')
@@ -159,6 +172,8 @@ def _spread(lead: Cycles | None, phases: Mapping[str, Floats], prefix: str) -> S
         return section.add(paragraph("This run holds no tables of cycles and spans."))
     values = {"cycle": lead.ms, **phases}
     note = f"{len(lead.ms)} cycles of {lead.rank.name}; half a percent at either end lies outside of the bins."
+    out = int(lead.counted.sum() - lead.chosen.sum())
+    note += f" {out} stalls ({RULE}) are left out." if out else ""
     section.add(beside(figure(cycle_charts.spread_charts(values), "Milliseconds a cycle", note), _spread_table(values)))
     return section
 
@@ -193,7 +208,7 @@ def _acceptance(run: Run, document: Document, lead: Cycles | None, prefix: str) 
     even = document["break_even_tokens"]["point"] if document["break_even_tokens"] else None
     for title, groups in (
         ("prompt kind", acceptance_charts.groups_by_kind(lead)),
-        ("prompt length, tokens", acceptance_charts.groups_by_length(run.path, lead)),
+        ("prompt length, tokens", acceptance_charts.groups_by_length(run, lead)),
     ):
         if groups:
             chart = figure(acceptance_charts.groups_chart(groups, title, even), f"By {title}", "Dashed: break-even.")
@@ -239,6 +254,7 @@ def _sure(document: Document, ranks: Sequence[Cycles], prefix: str) -> Section:
     lost = document["records"]
     section.add(
         paragraph(f"Cycles by kind: {kinds or 'none'}. Left out: {dropped or 'nothing'}."),
+        *([paragraph(f"{stalled_line(cycle.get('stalled'))}")] if stalled_line(cycle.get("stalled")) else []),
         paragraph(f"Records: {lost['count']} read, {lost['overwritten']} overwritten, {lost['holes']} incomplete."),
     )
     if document["refused"]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specmeter.reporters.html.charts import WIDTH, axis, draw, label, names_axis, phase_colour
-from specmeter.reporters.html.facts import Cycles, cycles_by_rank, read_columns, read_windows
+from specmeter.reporters.html.facts import Cycles, cycles_by_rank
+from specmeter.trace.device import RingLanes, ring_lanes
 from specmeter.trace.plan import phase_of
-from specmeter.trace.tables import Columns
+from specmeter.trace.rundir import Run
+from specmeter.trace.tables import Columns, read_rank, read_windows
 
 _COLUMNS = ("host", "pid", "rank", "point", "step", "clock", "t0_ns", "dur_ns", "inside")
 MOST_RANKS = 16
@@ -54,8 +55,8 @@ def pick_samples(cycles: Cycles) -> list[Sample]:
     return list(found.values())
 
 
-def timeline_charts(folder: Path, ranks: Sequence[Cycles], roles: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(name, SVG) of each sampled cycle. ``roles`` gives the plan's role of each point name.
+def timeline_charts(run: Run, ranks: Sequence[Cycles]) -> list[tuple[str, str]]:
+    """(name, SVG) of each sampled cycle: host lanes from the tables, device lanes and collectives from the rings.
 
     A rank on another host has another clock: its cycle of the same number is laid from the same zero.
     """
@@ -65,13 +66,50 @@ def timeline_charts(folder: Path, ranks: Sequence[Cycles], roles: Mapping[str, s
     samples = pick_samples(shown[0])
     windows = [[_window(rank, sample, shown[0]) for rank in shown] for sample in samples]
     flat = [(a, b) for row in windows for w in row if w for a, b in [w]]
-    spans = read_windows(folder, flat, _COLUMNS) if flat else {}
+    spans = read_windows(run.path, flat, _COLUMNS)
+    rings, roles = _rings(run), plan_roles(run.plan)
     charts = []
     for sample, row in zip(samples, windows, strict=True):
-        marks = [m for rank, w in zip(shown, row, strict=True) if w for m in _marks(spans, rank, w, roles)]
+        marks: list[dict[str, Any]] = []
+        for rank, window in zip(shown, row, strict=True):
+            if window is not None:
+                marks += _marks(spans, rank, window, roles)
+                marks += _ring_marks(rings, rank, window)
         if marks:
             charts.append((sample.name, _chart(marks[:MOST_MARKS], sample.dur_ns / 1e6)))
     return charts
+
+
+def _rings(run: Run) -> RingLanes | None:
+    """The run's rings, where it saved any."""
+    folder = run.path / "rings"
+    if not folder.is_dir() or not any(folder.glob("*.ring")):
+        return None
+    # Which process is which rank: a table of millions of spans is not read for it as a whole.
+    cycles = run.cycles
+    places = sorted(set(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True))) if cycles else []
+    parts = [read_rank(run.path, "spans", ("pid", "host", "rank", "clock"), (str(h), int(r))) for h, r in places]
+    parts = [part for part in parts if part]
+    if not parts:
+        return None
+    return ring_lanes(run, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+
+
+def _ring_marks(rings: RingLanes | None, rank: Cycles, window: tuple[int, int]) -> list[dict[str, Any]]:
+    """The device's spans and the collectives of one rank inside the window, as rows of the chart."""
+    if rings is None:
+        return []
+    rows = []
+    for kind, _title, names, t0, dur, _args in rings.lanes(rank.rank.host, rank.rank.rank, *window):
+        for name, begin, length in zip(names.tolist(), t0.tolist(), dur.tolist(), strict=True):
+            start, end = (begin - window[0]) / 1e6, (begin + length - window[0]) / 1e6
+            rows.append(_row(str(name), f"{rank.rank.name}, {kind}", f"{rank.rank.name}, {kind}", start, end))
+    return rows
+
+
+def _row(name: str, lane: str, where: str, start: float, end: float) -> dict[str, Any]:
+    said = f"{name}, {where}: {start:.3f} to {end:.3f} ms, {end - start:.3f} ms"
+    return {"lane": lane, "phase": phase_of(name), "from": start, "to": end, "label": said}
 
 
 def _window(rank: Cycles, sample: Sample, lead: Cycles) -> tuple[int, int] | None:
@@ -99,12 +137,8 @@ def _marks(spans: Columns, rank: Cycles, window: tuple[int, int], roles: Mapping
         end = min(begin + int(spans["dur_ns"][i]) / 1e6, (window[1] - window[0]) / 1e6)
         place = str(spans["clock"][i]) if spans["inside"][i] else f"{spans['clock'][i]}, beside"
         step = f", draft step {int(spans['step'][i])}" if spans["step"][i] else ""
-        rows.append(
-            {
-                "lane": f"{rank.rank.name}, {place}", "phase": phase_of(name), "from": begin, "to": end,
-                "label": f"{name}{step}, {rank.rank.name}: {begin:.3f} to {end:.3f} ms, {end - begin:.3f} ms",
-            }
-        )  # fmt: skip
+        row = _row(name, f"{rank.rank.name}, {place}", rank.rank.name, begin, end)
+        rows.append({**row, "label": row["label"].replace(name, f"{name}{step}", 1)})
     return rows
 
 
@@ -137,13 +171,13 @@ def plan_roles(plan: Mapping[str, Any]) -> dict[str, str]:
     return {str(p.get("name")): str(p.get("role")) for p in plan.get("points", ()) if isinstance(p, Mapping)}
 
 
-def baseline_parts(folder: Path, setting: str = "baseline") -> list[tuple[str, float]]:
+def baseline_parts(run: Run, setting: str = "baseline") -> list[tuple[str, float]]:
     """(point, mean ms a cycle) over the baseline's own decode cycles, the largest first; empty without any."""
-    ranks = cycles_by_rank(folder, setting)
+    ranks = cycles_by_rank(run, setting)
     if not ranks or not ranks[0].chosen.any():
         return []
     lead = ranks[0]
-    spans = read_columns(folder, "spans", ("host", "rank", "cycle", "point", "self_ns", "inside"), lead.rank)
+    spans = read_rank(run.path, "spans", ("cycle", "point", "self_ns", "inside"), (lead.rank.host, lead.rank.rank))
     if not spans:
         return []
     names, code = np.unique(np.asarray(spans["point"], str), return_inverse=True)
