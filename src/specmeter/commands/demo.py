@@ -24,7 +24,7 @@ from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import save_page
 from specmeter.reporters.terminal import print_analysis
-from specmeter.trace.rundir import RunWriter
+from specmeter.trace.rundir import RunWriter, load
 
 PROFILED_STEPS = 3
 BLOCKS = 2
@@ -62,8 +62,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         return print_saved("demo", {"profile": document, "sweep": swept}, [], writer)
     print_analysis(swept)
+    wiring = load(inner.path).wiring
+    if wiring:
+        print()
+        print_analysis({"kind": "check", **wiring})
     writer.raise_failure()
-    print(f"saved: {writer.path} (`specmeter report {writer.path}` shows it again)")
+    print(f"saved: {writer.path} (`specmeter report {writer.path}` shows all of it again)")
     if page is not None:
         print(f"page: {page}")
     return int(Exit.DONE)

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specmeter.commands.model_folders import embedded_models, models_of
 from specmeter.commands.recorded import Recorded, recorded
-from specmeter.commands.serve import packaged_head
-from specmeter.eagle.model_store import model_directory
 from specmeter.engines import ENGINE_NAMES, Setting, engine_named
 from specmeter.engines.flags import flag_value, with_flag
 from specmeter.engines.spec import read_server_file
-from specmeter.engines.vllm import speculative_config
 from specmeter.errors import SpecmeterError
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import Run
@@ -121,20 +119,11 @@ class ServerCommands:
     def _models(self) -> tuple[str | None, str | None]:
         """Target and draft as the server's command names them, or the embedded engine's own; None where not known."""
         if self.engine == "embedded" and not self._named:
-            target, draft = (self.run.options.get(name) for name in ("model", "draft"))
-            if self.words:
-                target, draft = flag_value(self.words, "--model"), flag_value(self.words, "--draft")
-            return str(target or model_directory()), str(draft or packaged_head() or "") or None
-        if self.engine == "vllm":
-            after = self.words.index("serve") + 1 if "serve" in self.words else len(self.words)
-            named = self.words[after] if after < len(self.words) and not self.words[after].startswith("-") else None
-            with contextlib.suppress(SpecmeterError):
-                config = (speculative_config(self.words) or {}).get("model")
-                return flag_value(self.words, "--model") or named, str(config) if config else None
-        if self.engine == "sglang":
-            target = flag_value(self.words, "--model-path", "--model")
-            return target, flag_value(self.words, "--speculative-draft-model-path")
-        return None, None
+            if not self.words:
+                return embedded_models(self.run.options.get("model"), self.run.options.get("draft"))
+        elif self.engine == "embedded":
+            return None, None
+        return models_of(self.engine, self.words)
 
     @property
     def _named(self) -> bool:

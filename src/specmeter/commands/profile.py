@@ -30,9 +30,13 @@ from specmeter.commands.load_options import (
     sending,
     show_saved,
 )
+from specmeter.commands.model_folders import models_of
+from specmeter.commands.saved_wiring import keep_wiring
+from specmeter.commands.serve import DEFAULT_STEPS
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.check_view import check_sentence, check_word
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter, load
@@ -107,6 +111,8 @@ def measure(
     document = analyse(taken.trace, requests, base)
     document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
     document["engine_counters"] = _counters(taken.counted)
+    wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None
+    document["wiring"] = {"word": check_word(wiring), "sentence": check_sentence(wiring)} if wiring else None
     writer.keep(taken.trace, requests)
     writer.keep_analysis(document, render_analysis(document))
     writer.add_facts(**place.facts())
@@ -134,13 +140,24 @@ def _asked_setting(args: argparse.Namespace) -> Setting | None:
 def _arms(spec: ServerSpec, asked: Setting | None, with_baseline: bool) -> tuple[ServerSpec, list[Setting | None]]:
     """The server to start and the settings to send: the baseline too where the engine takes it per request."""
     engine = engine_named(spec.engine) if spec.engine is not None else None
+    known = asked or _own_setting(spec)
     if engine is not None and engine.can("per_request"):
-        return spec, [asked, BASELINE] if with_baseline else [asked]
+        return spec, [known, BASELINE] if with_baseline else [known]
     if asked is not None:
         if engine is None or not spec.command:
             raise SpecmeterError("--steps cannot be changed on this running server.", next_step="Leave --steps out.")
         spec = replace(spec, command=engine.with_setting(spec.command, asked))
-    return spec, [None]
+    return spec, [known]
+
+
+def _own_setting(spec: ServerSpec) -> Setting | None:
+    """What the server's own command says it runs, so that the run names it; None where it does not say."""
+    if spec.engine is None or not spec.command:
+        return None
+    found = engine_named(spec.engine).setting_of(spec.command)
+    if found is None and spec.engine == "embedded" and models_of("embedded", spec.command)[1]:
+        found = Setting.of(DEFAULT_STEPS)
+    return found if found is not None and found.steps else None
 
 
 def _take(

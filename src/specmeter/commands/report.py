@@ -1,4 +1,4 @@
-"""``specmeter report DIR``: the report of a saved run, made again, as text or as a page."""
+"""``specmeter report DIR``: all that a saved run reported, made again, as text or as a page."""
 
 from __future__ import annotations
 
@@ -45,14 +45,34 @@ def run(args: argparse.Namespace) -> int:
             "version": __version__,
             "command": "report",
             "result": saved.analysis,
+            "parts": {name: part.analysis for name, part in _parts(saved).items()},
+            "wiring": _wiring(saved) or None,
             "warnings": [] if saved.run.get("status") == "complete" else ["the run is not complete"],
         }
         print(json.dumps(document, allow_nan=False))
     else:
+        for part in _parts(saved).values():
+            print_analysis(part.analysis)
+            print()
         print_analysis(saved.analysis)
+        wiring = _wiring(saved)
+        if wiring:
+            print()
+            print_analysis({"kind": "check", **wiring})
         if saved.run.get("status") != "complete":
             print("This run is not complete: it was cut off.")
     return int(Exit.DONE)
+
+
+def _parts(saved: Run) -> dict[str, Run]:
+    """What was reported before the run's own analysis: the profile of a demo."""
+    if saved.analysis.get("kind") != "sweep":
+        return {}
+    return {name: run for name, run in saved.children.items() if name == "profile" and run.analysis}
+
+
+def _wiring(saved: Run) -> dict[str, Any]:
+    return saved.wiring or next((run.wiring for run in _parts(saved).values() if run.wiring), {})
 
 
 def _write_page(saved: Run, path: Path, wiring: Path | None) -> int:

@@ -39,6 +39,8 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
         yield _step_table(document, width)
     yield heading("Acceptance")
     yield from _acceptance(document, width)
+    if document.get("wiring"):
+        yield verdict_line(document["wiring"]["sentence"], document["wiring"]["word"])
     yield heading("Gain")
     yield from _gain(document)
     yield from _help(document, width)

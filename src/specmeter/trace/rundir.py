@@ -25,7 +25,7 @@ from specmeter.trace.tables import Columns, cycle_columns, read_table, request_c
 from specmeter.trace.whole import NotSaved, whole
 
 RUN_SCHEMA = "specmeter/run/1"
-_KNOWN = ("specmeter/analysis/1", RUN_SCHEMA)
+_KNOWN = ("specmeter/analysis/1", "specmeter/check/1", RUN_SCHEMA)
 RUNS = "specmeter-runs"
 
 
@@ -53,6 +53,12 @@ class Run:
     def requests(self) -> Columns:
         """requests.parquet or .npz."""
         return read_table(self.path, "requests")
+
+    @property
+    def wiring(self) -> dict[str, Any]:
+        """wiring.json: the result of the wiring check that was made beside the measurement."""
+        found = _read_json(self.path / "wiring.json").get("result")
+        return found if isinstance(found, dict) else {}
 
     @property
     def children(self) -> dict[str, Run]:
@@ -127,6 +133,10 @@ class RunWriter:
     def write_analysis(self, document: Mapping[str, Any]) -> None:
         """Write analysis.json."""
         write_json(self.path / "analysis.json", document)
+
+    def write_wiring(self, document: Mapping[str, Any]) -> None:
+        """Write wiring.json, as `specmeter check --json` prints it."""
+        write_json(self.path / "wiring.json", document)
 
     def write_report(self, text: str) -> None:
         """Write report.txt."""

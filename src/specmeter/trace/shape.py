@@ -64,6 +64,7 @@ _PROFILE = {
     "records": {"*": REAL},
     "refused": [{"name": TEXT, "reason": TEXT}],
     "ranks": [{"*": ANY}],
+    "wiring": Maybe({"word": TEXT, "sentence": TEXT}),
     "verdict": _VERDICT,
 }  # fmt: skip
 _SWEEP = {

@@ -14,6 +14,7 @@ from test_recipe_schema import GOOD
 from specmeter.recipes import loader
 from specmeter.recipes.planner import build_plan
 from specmeter.recipes.schema import problems
+from tests.support.recipes import cycle, install, point, recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,39 +39,13 @@ needs = [
   { module = "fork.worker", function = "Worker.cycle", call = 'send$', args = 'steps=' },
 ]
 """
-POINT = """
-[[point]]
-name = "verify.forward"
-role = "leaf"
-kind = "call"
-clock = "host"
-required = false
-anchors = [{ module = "fork.worker", function = "Worker.cycle", call = '^self\\.verify$' }]
-"""
-RECIPE = """schema = 1
-engine = "fork"
-[[versions]]
-dist = ["fork"]
-range = ""
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "body"
-clock = "host"
-required = false
-anchors = [{ module = "fork.worker", function = "Worker.cycle" }]
-"""
+POINT = point("verify.forward", "fork.worker", "Worker.cycle", required=False, call=r"^self\.verify$")
+RECIPE = recipe(cycle("fork.worker", "Worker.cycle", required=False), engine="fork", dist="fork", range="")
 
 
 def plan(folder: Path, recipe: str, source: str = WORKER, **options: Any) -> Any:
     """The plan of a made-up engine of that source."""
-    package = folder / "tree" / "fork"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "worker.py").write_text(source)
-    info = folder / "tree" / "fork-1.5.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Version: 1.5\n")
+    install(folder / "tree", "fork", {"worker": source})
     path = folder / "my.toml"
     path.write_text(recipe)
     env = {**os.environ, "PYTHONPATH": str(folder / "tree")}

@@ -16,6 +16,7 @@ from test_recipe_schema import GOOD
 from specmeter import cli, source
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.planner import ask_far, build_plan, survey
+from tests.support.recipes import install
 
 PYTHON = Path(sys.executable)
 WORKER = "class Worker:\n    def cycle(self, batch):\n        return self.verify(batch), self.verify(batch)\n"
@@ -26,15 +27,8 @@ OTHERS = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python"))
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """An unpacked engine named fork with its recipe beside it."""
-    package = tmp_path / "tree" / "fork"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
-    (package / "worker.py").write_text(WORKER)
-    info = tmp_path / "tree" / "fork-1.5.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Version: 1.5\n")
     (tmp_path / "my.toml").write_text(GOOD)
-    return tmp_path / "tree"
+    return install(tmp_path / "tree", "fork", {"worker": WORKER}, init="raise SystemExit('imported')\n")
 
 
 def _env(tree: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ SAVE_TIMEOUT_S = 120.0
 def write_page(run: Run, path: Path, wiring: Mapping[str, Any] | None = None) -> Path:
     """Write the page of a run to ``path``, whole or not at all, 0600; gives the path.
 
-    ``wiring`` is the ``result`` of `specmeter check --json`. Raises SpecmeterError where nothing can be shown.
+    ``wiring`` is the ``result`` of `specmeter check --json`, by default the one that the run saved. Raises
+    SpecmeterError where nothing can be shown.
     """
     page = render_page(run, wiring)
     part = path.with_name(f".{path.name}.part")
@@ -79,6 +80,7 @@ def render_page(run: Run, wiring: Mapping[str, Any] | None = None) -> str:
             head, found = _of_run(name, one, profiles)
         heads.append(head)
         sections += found
+    wiring = wiring if wiring is not None else next((one.wiring for one in _all(run) if one.wiring), None)
     if wiring is not None:
         with readable("The wiring"):
             sections += wiring_sections(wiring)
@@ -96,6 +98,11 @@ def _shown(run: Run) -> dict[str, Run]:
         if _known(child):
             found[name] = child
     return found
+
+
+def _all(run: Run) -> Iterator[Run]:
+    yield run
+    yield from list(run.children.values())[:MOST_CHILDREN]
 
 
 def _known(run: Run) -> bool:
