@@ -21,38 +21,22 @@ from specmeter.control import arm, make_link, processes
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.source.pyfile import SourceError, read
 from tests.support.children import ask, environment, only_process, run_python, running
+from tests.support.recipes import install, point, recipe
 from tests.support.toy import Mark, Toy, make_toy
 
 assert specmeter.commands.source and specmeter.hosts.dispatch  # loaded here: another user may not read them
 NOBODY = 65534
 MODULE = "class Worker:\n    def leaf(self, x):\n        return x\n    def step(self):\n        return self.leaf(1)\n"
-RECIPE = """
-schema = 1
-engine = "toy"
-about = "a toy"
-[[versions]]
-dist = ["toyeng"]
-range = ">=1,<3"
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "call"
-clock = "host"
-required = true
-about = "one step"
-anchors = [{ module = "toyeng.worker", function = "Worker.step", call = "^self.leaf$" }]
-"""
+RECIPE = recipe(
+    point("cycle", "toyeng.worker", "Worker.step", role="cycle", call="^self.leaf$"), dist="toyeng", range=">=1,<3"
+)
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up engine of version 1.5 on the search path, two recipes for it, a runtime directory."""
-    (tmp_path / "toyeng").mkdir()
-    (tmp_path / "toyeng" / "__init__.py").touch()
-    (tmp_path / "toyeng" / "worker.py").write_text(MODULE)
-    (tmp_path / "toyeng-1.5.dist-info").mkdir()
-    (tmp_path / "toyeng-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    install(tmp_path, "toyeng", {"worker": MODULE})
     (tmp_path / "toy.toml").write_text(RECIPE)
     (tmp_path / "second.toml").write_text(RECIPE.replace('name = "cycle"', 'name = "other"'))
     (tmp_path / "run").mkdir(mode=0o700)

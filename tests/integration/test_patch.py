@@ -15,31 +15,14 @@ import pytest
 from specmeter import cli
 from specmeter.control import arm, disarm, find_link, processes
 from tests.support.children import ask, running, until
+from tests.support.recipes import cycle, install, point, recipe
 
-RECIPE = """
-schema = 1
-engine = "fork"
-
-[[versions]]
-dist = ["fork"]
-range = ">=1"
-
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "body"
-clock = "host"
-required = true
-anchors = [{ module = "fork.worker", function = "Worker.cycle" }]
-
-[[point]]
-name = "verify.forward"
-role = "leaf"
-kind = "call"
-clock = "host"
-required = true
-anchors = [{ module = "fork.worker", function = "Worker.cycle", call = "verify$", inside = "none", sites = 1 }]
-"""
+RECIPE = recipe(
+    cycle("fork.worker", "Worker.cycle"),
+    point("verify.forward", "fork.worker", "Worker.cycle", call="verify$", inside="none", sites=1),
+    engine="fork",
+    dist="fork",
+)
 WORKER = """class Worker:
     def cycle(self, n):
         return self.verify(n)
@@ -67,11 +50,7 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.tempdir", None)
     subprocess.run([request.param, "-m", "venv", "--without-pip", str(tmp_path / "its venv")], check=True)
     (site,) = (tmp_path / "its venv").glob("lib/python*/site-packages")
-    (site / "fork").mkdir()
-    (site / "fork" / "__init__.py").write_text('"""An engine; its name is Jos\u00e9."""\n')
-    (site / "fork" / "worker.py").write_text(WORKER)
-    (site / "fork-1.5.dist-info").mkdir()
-    (site / "fork-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    install(site, "fork", {"worker": WORKER}, init='"""An engine; its name is Jos\u00e9."""\n')
     (tmp_path / "my.toml").write_text(RECIPE)
     yield tmp_path / "its venv" / "bin" / "python"
 

@@ -18,6 +18,7 @@ from specmeter.control import find_link, interpreter_of, make_link
 from specmeter.control.launch import _interpreter_options
 from specmeter.errors import SpecmeterError
 from tests.support.children import until
+from tests.support.recipes import cycle, point, recipe
 
 SERVER = """
 import signal, sys, time
@@ -40,30 +41,11 @@ print(worker.pid, flush=True)
 time.sleep(600)
 """
 MODULE = "def leaf(x):\n    return x\n\ndef step():\n    return leaf(1)\n"
-RECIPE = """
-schema = 1
-engine = "toy"
-about = "a toy"
-[[versions]]
-dist = ["pytest"]
-range = ">=1"
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "body"
-clock = "host"
-required = true
-about = "one step"
-anchors = [{ module = "toysrv", function = "step" }]
-[[point]]
-name = "verify.forward"
-role = "leaf"
-kind = "call"
-clock = "host"
-required = true
-about = "the leaf"
-anchors = [{ module = "toysrv", function = "step", call = "^CALLEE$" }]
-"""
+
+
+def toy_recipe(callee: str) -> str:
+    """The step as the cycle, and its call of ``callee`` as a leaf."""
+    return recipe(cycle("toysrv", "step"), point("verify.forward", "toysrv", "step", call=f"^{callee}$"))
 
 
 @pytest.fixture
@@ -71,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the toy server, its recipe, and a runtime directory of its own."""
     (tmp_path / "toysrv.py").write_text(MODULE)
     (tmp_path / "server.py").write_text(SERVER)
-    (tmp_path / "toy.toml").write_text(RECIPE.replace("CALLEE", "leaf"))
+    (tmp_path / "toy.toml").write_text(toy_recipe("leaf"))
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -172,7 +154,7 @@ def test_a_signal_before_the_server_is_started_leaves_no_link(place: Path) -> No
 
 
 def test_an_anchor_that_does_not_resolve_starts_nothing(place: Path) -> None:
-    (place / "toy.toml").write_text(RECIPE.replace("CALLEE", "missing"))
+    (place / "toy.toml").write_text(toy_recipe("missing"))
     done = specmeter("run", "--recipe", str(place / "toy.toml"), "--", sys.executable, "-c", "print('started')")
     assert done.returncode == 1 and "started" not in done.stdout and "verify.forward" in done.stderr
     assert not (place / "run" / "specmeter").exists() or list((place / "run" / "specmeter").iterdir()) == []

@@ -14,6 +14,7 @@ from specmeter.control.hits import count_hits
 from specmeter.recipes.planner import build_plan
 from specmeter.trace import load_link
 from tests.support.children import environment, only_process, run_python
+from tests.support.recipes import cycle, install, point, recipe
 from tests.support.toy import Mark, make_toy
 
 SOURCE = '''
@@ -213,41 +214,19 @@ class Core:
     def propose(self, n):
         return n
 """
-RECIPE = """
-schema = 1
-engine = "eng"
-about = "made up"
-[[versions]]
-dist = ["eng"]
-range = ""
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "body"
-clock = "host"
-required = true
-about = "one step"
-anchors = [{ module = "eng.core", function = "Core.step" }]
-[[point]]
-name = "draft.forward"
-role = "leaf"
-kind = "call"
-clock = "host"
-required = true
-about = "the draft, whichever branch calls it"
-anchors = [{ module = "eng.core", function = "Core.turn", call = '^self\\.propose$', sites = 3 }]
-"""
+RECIPE = recipe(
+    cycle("eng.core", "Core.step"),
+    point("draft.forward", "eng.core", "Core.turn", call=r"^self\.propose$", sites=3),  # whichever branch calls it
+    engine="eng",
+    dist="eng",
+    range="",
+)
 
 
 def made_engine(folder: Path, extra: str) -> Path:
     """A made-up engine with its recipe."""
-    (folder / "eng").mkdir()
-    (folder / "eng" / "__init__.py").touch()
-    (folder / "eng" / "core.py").write_text(ENGINE + extra)
-    (folder / "eng-1.0.dist-info").mkdir()
-    (folder / "eng-1.0.dist-info" / "METADATA").write_text("Version: 1.0\n")
     (folder / "eng.toml").write_text(RECIPE)
-    return folder
+    return install(folder, "eng", {"core": ENGINE + extra}, "1.0")
 
 
 def test_the_branches_of_one_anchor_are_told_apart_and_added_up(tmp_path: Path) -> None:

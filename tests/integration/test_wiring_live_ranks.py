@@ -21,28 +21,16 @@ from specmeter.control import Link, launch_env, processes
 from specmeter.control.prepare import prepare_link
 from specmeter.recipes.loader import built_in
 from tests.support.children import running, until
+from tests.support.recipes import cycle, recipe, runner
 from tests.support.wiring_pairs import make
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HIDDEN, HEADS, VOCAB = 4096, 32, 1000
-HEADER = """
-schema = 1
-engine = "sglang"
-about = "the wiring point of the built-in recipe"
-[[versions]]
-dist = ["pytest"]
-range = ">=1"
-[[runner]]
-name = "v1"
-[[point]]
-name = "cycle"
-role = "cycle"
-kind = "body"
-clock = "host"
-required = true
-about = "one batch"
-anchors = [{ module = "sglang.srt.speculative.eagle_worker", function = "EAGLEWorker.forward_batch_generation" }]
-"""
+HEADER = recipe(
+    runner("v1"),
+    cycle("sglang.srt.speculative.eagle_worker", "EAGLEWorker.forward_batch_generation"),
+    engine="sglang",
+)
 WORKER = """
 class Thing:
     def __init__(self, **fields):
