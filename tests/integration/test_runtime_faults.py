@@ -22,8 +22,10 @@ from tests.support.toy import Mark, Toy, make_toy
 RUNTIME = Path(specmeter.runtime.__file__).parent
 SOURCE = """
 class W:
+    def __init__(self):
+        self.plus = 1
     def leaf(self, x):
-        return x + 1
+        return x + 1 + 0 * self.plus
     def step(self, xs):
         return [self.leaf(x) for x in xs]
 def make(n):
@@ -36,20 +38,22 @@ later = lambda: (x for x in [1])
 """
 MARKS = [
     Mark("W.step", "cycle", role="cycle", kind="body", values={"n": "arg0|len", "all": "return", "bad": "self"}),
-    Mark("self.leaf", "verify.forward"),
+    Mark("self.leaf", "verify.forward", knob_paths=["self.plus"]),
     Mark("run", "run"),
     Mark("later", "later"),
 ]
+KNOB = {"name": "plus", "path": "self.plus", "shape": "int", "low": 0, "most": 3, "open": True}
 # Called by the interpreter or the server itself: these fail inside their ``try``, before it there is nothing to fail.
 OUTERMOST = {
     "forks.py:_tell", "hook.py:ImportHook.find_spec",
     "hook.py:ImportHook._watch.exec_module", "probe.py:Recorder._make_writers.end",
     "probe.py:Recorder._make_writers.recover", "probe.py:Recorder._make_writers.make_cycle_begin.begin",
     "probe.py:Recorder._with_values.end", "probe.py:Recorder._fault", "control.py:ControlLine._run",
+    "knobs.py:Knob.wrapped.turning_begin", "knobs.py:Knob.wrapped.finding_end", "knobs.py:Knob._fail",
 }  # fmt: skip
 # The judge of whose fault an exception is cannot be judged; the three fork handlers only call _tell; what _chain raises
 # is the next sitecustomize's own.
-LEFT_OUT = {"probe.py:_ours", "forks.py:_before", "forks.py:_after", "forks.py:_child", "site/sitecustomize.py:_chain"}
+LEFT_OUT = {"probe.py:ours", "forks.py:_before", "forks.py:_after", "forks.py:_child", "site/sitecustomize.py:_chain"}
 # Everything that the runtime can be asked: lines of control, a thread, a fork, a reload, the lap's end, detaching.
 SERVER = """
 import glob, importlib, os, sys, threading, time
@@ -62,7 +66,7 @@ def tell(text):
 kept = t.make(3)
 print(t.run(5), kept(), list(t.lazy()))
 other = threading.Thread(target=lambda: print(t.run(3))); other.start(); other.join()
-for text in ("disarm 2", "arm 3", "beat", "mix 4 7 500", "report", "arm 5"):
+for text in ("disarm 2", "arm 3", "beat", "set 3", "mix 4 7 500", "report", "arm 5"):
     tell(text)
     print([t.run(n) for n in range(40)] == [n * (n + 1) // 2 for n in range(40)], kept())
 if os.fork() == 0:
@@ -108,7 +112,9 @@ def broken_copy(place: str, folder: Path) -> Path:
 
 
 def outcome(toy: Toy, site: Path | None, folder: Path) -> tuple[int, str, list[str]]:
+    toy.plan["knobs"] = [{**KNOB, "points": [toy.id("verify.forward")]}]
     link = toy.link(folder / "links", armed=True, capacity=1024)
+    link.update(knobs={"plus": 2})
     env = environment(link, folder.parent)
     if site is not None:
         first, *rest = env["PYTHONPATH"].split(":")

@@ -33,6 +33,7 @@ class Frozen:
 class Core:
     def __init__(self):
         self.scheduler = Scheduler()
+        self.frozen = Frozen()
     def step(self):
         return self.scheduler.schedule()
 
@@ -145,6 +146,18 @@ def test_out_of_range_is_refused_and_the_number_put_back(child: tuple[Link, subp
     assert only_process(link).report["faults"] == []
 
 
+def test_a_replaced_object_is_noticed(child: tuple[Link, subprocess.Popen[str]]) -> None:
+    link, process = child
+    arm(link)
+    ask(process, "toymod.step()")
+    met(link)
+    ask(process, "setattr(toymod.core, 'scheduler', toymod.Scheduler())")
+    turn(link, {"steps": 2})
+    assert ask(process, "toymod.step()") == "3"
+    until(lambda: state(link)["reason"], "the refusal")
+    assert "put another one in its place" in state(link)["reason"]
+
+
 def test_a_turn_leaves_a_mark_at_its_moment(child: tuple[Link, subprocess.Popen[str]]) -> None:
     link, process = child
     arm(link)
@@ -169,7 +182,9 @@ def test_a_turn_leaves_a_mark_at_its_moment(child: tuple[Link, subprocess.Popen[
         ("self.scheduler.table", "int", "Scheduler.table is no int"),
         ("self.scheduler.most", "each", "Scheduler.most is no list of ints"),
         ("self.scheduler.schedule", "int", "Scheduler has no attribute schedule of its own"),
-        ("self.nowhere.table", "each", "AttributeError: 'Core' object has no attribute 'nowhere'"),
+        ("self.nowhere.table", "each", "Core has no attribute nowhere of its own"),
+        ("self.frozen.table", "each", "Frozen has no attribute table of its own"),
+        ("self.scheduler.table[0].real", "int", "int has no attribute real of its own"),
     ],
 )
 def test_what_is_no_number_there_is_refused_with_the_reason(tmp_path: Path, path: str, shape: str, reason: str) -> None:

@@ -20,7 +20,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>|[^\W\d]\w*))*$")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _VALUE = re.compile(r"""(return|self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\]|\["[^"\]]*"\])*(\|(len|sum))?$""")
-_PLACE = re.compile(r"""(self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\]|\["[^"\]]*"\])*\.[^\W\d]\w*$""")
+_PLACE = re.compile(r"(self|arg\d+|kw\.[^\W\d]\w*)(\.[^\W\d]\w*|\[\d+\])*\.[^\W\d]\w*$")
+_PLACE_HINT = "a knob's path is self|argN|kw.NAME, then .attr or [N], and ends in .attr; no calls, no filters"
 _PATH_HINT = 'a path is self|argN|kw.NAME|return, then .attr, [N] or ["key"], and may end in |len or |sum; no calls'
 
 _RECIPE = {"schema", "engine", "about", "modes", "versions", "runner", "point", "knob"}
@@ -162,7 +163,8 @@ def _check_point(found: _Problems, where: str, point: Mapping[str, Any], runners
 def _check_knob(found: _Problems, where: str, knob: Mapping[str, Any], points: list[Mapping[str, Any]]) -> None:
     found.keys(where, knob, _KNOB, {"name", "point", "path", "shape", "low", "most", "needs"})
     found.matches(where, knob, "name", _NAME)
-    found.matches(where, knob, "path", _PLACE)
+    if not isinstance(knob.get("path", ""), str) or not _PLACE.match(knob.get("path", "self.x")):
+        found.add(where, f"path = {knob['path']!r}: {_PLACE_HINT}")
     found.one_of(where, knob, "shape", SHAPES)
     found.range(where, knob)
     if knob.get("point") not in [point.get("name") for point in points]:
@@ -170,8 +172,8 @@ def _check_knob(found: _Problems, where: str, knob: Mapping[str, Any], points: l
     if type(knob.get("low", 0)) is not int:
         found.add(where, f"low = {knob['low']!r} is not a whole number")
     most = knob.get("most", 0)
-    if type(most) is not int and not (isinstance(most, str) and _VALUE.match(most)):
-        found.add(where, f"most = {most!r} is neither a whole number nor a path: {_PATH_HINT}")
+    if type(most) is not int and not (isinstance(most, str) and _PLACE.match(most)):
+        found.add(where, f"most = {most!r} is neither a whole number nor a path: {_PLACE_HINT}")
     needs = _tables(found, where, knob, "needs")
     if "needs" in knob and not needs:
         found.add(where, "nothing under needs says what reads the number")

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from _thread import RLock
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from . import layout
+from .probe import ours
 from .swap import Pair
-from .values import NotAPlainValue, compile_path, integers
 
 EACH = "each"
 Write = Callable[[int, int, int, int, int], None]
-Place = Tuple[str, List[Any], str]  # root, steps to the object that holds the attribute, its name
 
 
 class CannotTurn(Exception):
@@ -42,7 +41,8 @@ class Knob:
         self._low = int(description["low"])
         self._most: Any = description["most"]
         self._hint = str(description.get("hint") or "")
-        self._place = _place(str(description["path"]))
+        self._path = _steps(str(description["path"]))
+        self._look = True
         self._holder: Any = None
         self._original: Any = None
         self._range = (0, 0)
@@ -51,19 +51,29 @@ class Knob:
         self._lock = RLock()
 
     def wrapped(self, roots: Sequence[Sequence[Any]], pair: Pair) -> Pair:
-        """The point's functions with the knob: turned as the call begins, found as the first one ends."""
+        """The point's functions with the knob: turned as the call begins, found and looked at again as it ends."""
         begin, end = pair
         known = {root[0]: root for root in roots}
 
         def turning_begin() -> int:
-            if self.pending:
-                self._turn()
+            try:
+                if self.pending:
+                    self._turn()
+            except Exception as error:
+                if not ours(error):
+                    raise
+                self._fail(error)
             return begin()
 
         def finding_end(t0: int, result: Any, id: int, *handed: Any) -> Any:
             end(t0, result, id, *handed)
-            if not self.met and not self.reason:
-                self._meet(known, handed, result)
+            try:
+                if self._look:
+                    self._find(known, handed, result)
+            except Exception as error:
+                if not ours(error):
+                    raise
+                self._fail(error)
             return result
 
         return turning_begin, finding_end
@@ -74,6 +84,7 @@ class Knob:
             self.wanted = number
             if number is None:
                 self._put_back()
+            self._look = not self.met and not self.reason
             self.pending = number is not None and not self.reason and self.met
 
     def renew(self) -> None:
@@ -87,7 +98,7 @@ class Knob:
             "met": self.met,
             "reason": self.reason,
             "wanted": self.wanted,
-            "pending": self.pending,
+            "pending": self.pending or self._look,
             "value": _plain(self._read()) if self.met else None,
             "original": _plain(self._original),
             "range": list(self._range) if self.met else None,
@@ -96,64 +107,67 @@ class Knob:
 
     # -- in the engine's thread -----------------------------------------------------------------------------------
 
-    def _meet(self, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> None:
-        try:
-            with self._lock:
-                self._find(known, handed, result)
-                self.met = True
-                self.pending = self.wanted is not None
-        except Exception as error:
-            self._fail(error)
+    def _find(self, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> None:
+        """Find the number; after each turn make sure that it still is where it was, with the value that was set."""
+        with self._lock:
+            root, *steps = self._path[:-1]
+            holder = _walk(_start(known[str(root)], handed, result), steps)
+            if not self.met:
+                self._take(holder, known, handed, result)
+            elif holder is not self._holder or self._changed():
+                raise CannotTurn("the engine has put another one in its place")
+            self._look = False
+            self.pending = self.wanted is not None and _plain(self._read()) != self.wanted
         self._news()
 
-    def _find(self, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> None:
-        root, steps, name = self._place
-        holder = _walk(_start(known[root], handed, result), steps)
-        # Neither a property nor a slot: setting it must run no code of the engine's.
-        if name not in getattr(holder, "__dict__", {}):
-            raise CannotTurn(f"{type(holder).__name__} has no attribute {name} of its own")
-        if hasattr(type(holder), name) and hasattr(type(getattr(type(holder), name)), "__set__"):
-            raise CannotTurn(f"{type(holder).__name__}.{name} is set by code of the engine's")
-        value = holder.__dict__[name]
+    def _changed(self) -> bool:
+        """Whether the number is not the one that was set, unless the control thread has asked for another meanwhile."""
+        return self.wanted is not None and not self.pending and _plain(self._read()) != self.wanted
+
+    def _take(self, holder: Any, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> None:
+        kind, name = type(holder).__name__, str(self._path[-1])
+        # A property or a slot would run code of the engine's.
+        if name not in _space(holder) or hasattr(_static(type(holder), name), "__set__"):
+            raise CannotTurn(f"{kind} has no attribute {name} of its own")
+        value = _space(holder)[name]
         if value is None:
-            raise CannotTurn(f"{type(holder).__name__}.{name} is None" + (f": {self._hint}" if self._hint else ""))
+            raise CannotTurn(f"{kind}.{name} is None" + (f": {self._hint}" if self._hint else ""))
         fits = (
             type(value) is list and value and all(type(x) is int for x in value) if self._each else type(value) is int
         )
         if not fits:
-            raise CannotTurn(f"{type(holder).__name__}.{name} is no {'list of ints' if self._each else 'int'}")
+            raise CannotTurn(f"{kind}.{name} is no {'list of ints' if self._each else 'int'}")
         most = self._most
         if isinstance(most, str):
-            start, rest = compile_path(most)
-            most = integers(_walk(_start(known[start], handed, result), rest))[0]
-        self._holder, self._original, self._range = holder, value, (self._low, int(most))
+            start, *rest = _steps(most)
+            most = _walk(_start(known[str(start)], handed, result), rest)
+        if type(most) is not int:
+            raise CannotTurn(f"its largest value, {self._most}, is no int")
+        self._holder, self._original, self._range, self.met = holder, value, (self._low, most), True
 
     def _turn(self) -> None:
-        try:
-            with self._lock:
-                if not self.pending or self.wanted is None:
-                    return
-                self.pending = False
-                low, most = self._range
-                if not low <= self.wanted <= most:
-                    raise CannotTurn(f"{self.wanted} lies outside {low}..{most}")
-                value = [self.wanted] * len(self._original) if self._each else self.wanted
-                self._holder.__dict__[self._place[2]] = value
-                self.turns += 1
-                number = self.wanted
-            now = time.perf_counter_ns()
-            self._write(layout.KIND_MARK, layout.POINT_KNOB, now, now, number)
-        except Exception as error:
-            self._fail(error)
-        self._news()
+        with self._lock:
+            number = self.wanted
+            if not self.pending or number is None:
+                return
+            self.pending = False
+            low, most = self._range
+            if not low <= number <= most:
+                raise CannotTurn(f"{number} lies outside {low}..{most}")
+            _space(self._holder)[str(self._path[-1])] = [number] * len(self._original) if self._each else number
+            self.turns += 1
+            self._look = True
+        now = time.perf_counter_ns()
+        self._write(layout.KIND_MARK, layout.POINT_KNOB, now, now, number)
 
     def _fail(self, error: Exception) -> None:
         """The engine's own value is put back, and the knob is left alone from now on."""
         try:
             with self._lock:
                 self.reason = str(error) if isinstance(error, CannotTurn) else f"{type(error).__name__}: {error}"
-                self.pending = False
+                self.pending = self._look = False
                 self._put_back()
+            self._news()
         except Exception:
             pass  # the server comes first
 
@@ -161,11 +175,11 @@ class Knob:
 
     def _put_back(self) -> None:
         if self.met and self._read() is not self._original:
-            self._holder.__dict__[self._place[2]] = self._original
+            _space(self._holder)[str(self._path[-1])] = self._original
             self.turns += 1
 
     def _read(self) -> Any:
-        return getattr(self._holder, "__dict__", {}).get(self._place[2])
+        return _space(self._holder).get(str(self._path[-1]))
 
 
 class Knobs:
@@ -203,28 +217,47 @@ class Knobs:
         return [knob.describe() for knob in self.knobs]
 
 
-def _place(path: str) -> Place:
-    before, _, name = path.rpartition(".")
-    root, steps = compile_path(before)
-    return root, steps, name
+def _steps(path: str) -> List[Union[str, int]]:
+    """The root, then names of attributes and numbers of items, in order."""
+    words = path.replace("[", ".[").split(".")
+    if words[0] == "kw":
+        words[:2] = [".".join(words[:2])]
+    return [int(word[1:-1]) if word.startswith("[") else word for word in words]
 
 
 def _start(entry: Sequence[Any], handed: Sequence[Any], result: Any) -> Any:
-    value = handed[entry[1]] if entry[1] >= 0 else result
-    for name in entry[2:]:
-        value = getattr(value, name)
-    return value
+    return _walk(handed[entry[1]] if entry[1] >= 0 else result, entry[2:])
 
 
-def _walk(value: Any, steps: Sequence[Callable[[Any], Any]]) -> Any:
+def _walk(value: Any, steps: Sequence[Union[str, int]]) -> Any:
+    """Follow the steps without running any code of the engine's: attributes of the objects' own, items of lists."""
     for step in steps:
-        value = step(value)
+        if isinstance(step, str):
+            if step not in _space(value):
+                raise CannotTurn(f"{type(value).__name__} has no attribute {step} of its own")
+            value = _space(value)[step]
+        elif type(value) in (list, tuple, dict):
+            value = value[step]
+        else:
+            raise CannotTurn(f"item {step} of a {type(value).__name__} cannot be looked up")
     return value
+
+
+def _space(value: Any) -> Dict[str, Any]:
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
+
+
+def _static(kind: type, name: str) -> Any:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _plain(value: Any) -> Any:
-    try:
-        distinct = sorted(set(integers(value)))
-    except NotAPlainValue:
-        return None
-    return distinct[0] if len(distinct) == 1 else distinct
+    """An int, or the distinct ints of a list in order; None for anything else."""
+    if type(value) is list and all(type(item) is int for item in value):
+        distinct = sorted(set(value))
+        return distinct[0] if len(distinct) == 1 else distinct
+    return value if type(value) is int else None

@@ -56,7 +56,7 @@ def through(_begin: int, result: Any, *_roots: Any) -> Any:
 _OUR_FOLDERS = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
-def _ours(error: BaseException) -> bool:
+def ours(error: BaseException) -> bool:
     """Whether ``error`` arose in our own code (or the standard library below it).
 
     A signal handler of the server may run inside our frames, and what it raises is meant for the server.
@@ -127,7 +127,7 @@ class Recorder:
 
         def recover(point: int, error: Exception, t0: int, t1: int) -> bool:
             """The way of the first call, of a thread's first and of a lap's last; False: not our fault."""
-            if not _ours(error):
+            if not ours(error):
                 return False
             try:
                 if writing:
@@ -138,7 +138,7 @@ class Recorder:
                     if not writing:
                         use(Unready, Unready)
             except Exception as second:
-                if not _ours(second):
+                if not ours(second):
                     raise
                 recorder._fault(point, second)
             return True
@@ -175,7 +175,7 @@ class Recorder:
                         if recorder.on_cycle is not None:
                             recorder.on_cycle(cycle, time.perf_counter_ns())
                     except Exception as error:
-                        if not _ours(error):
+                        if not ours(error):
                             raise
                         recorder._fault(point, error)
                 return time.perf_counter_ns()
@@ -215,7 +215,7 @@ class Recorder:
                 for value_id, index, attributes, steps in getters:
                     self._value(value_id, roots[index] if index >= 0 else result, attributes, steps, t1)
             except Exception as error:
-                if not _ours(error):
+                if not ours(error):
                     raise
                 self._fault(point, error)
             return result
