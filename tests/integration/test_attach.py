@@ -19,6 +19,7 @@ from specmeter.attach import routes
 from specmeter.control import Link, arm, detach, disarm, find_link, processes
 from tests.integration.test_patch import RECIPE, WORKER
 from tests.support.children import ask, running, until
+from tests.support.recipes import install
 from tests.support.toy import Mark, make_toy
 
 # Executes the expressions it is sent, from its main thread, which is what a server's loop does.
@@ -71,11 +72,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / "lib" / "fork").mkdir(parents=True)
-    (tmp_path / "lib" / "fork" / "__init__.py").write_text("")
-    (tmp_path / "lib" / "fork" / "worker.py").write_text(WORKER)
-    (tmp_path / "lib" / "fork-1.5.dist-info").mkdir()
-    (tmp_path / "lib" / "fork-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    install(tmp_path / "lib", "fork", {"worker": WORKER})
     (tmp_path / "my.toml").write_text(RECIPE)
     yield tmp_path
 
