@@ -63,6 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--confirm-blocks", type=int, default=4, metavar="N", help="passes a proving start (default: 4)"
     )
     parser.add_argument("--threshold", type=float, default=0.01, metavar="X", help="what matters (default: 0.01, 1 %%)")
+    parser.add_argument("--separate", action="store_true", help="a start of its own for each setting (vLLM)")
     parser.add_argument("--trial-timeout", type=float, default=1800.0, metavar="S", help="a longer trial hangs")
     add_load_arguments(parser, requests=6, max_tokens=64)
     add_probe_arguments(parser)
@@ -79,13 +80,14 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         path = _journal_path(args.journal, writer)
         with Journal(path, plan.facts()) as journal:
-            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, args.trial_timeout)
+            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, args.trial_timeout, args.separate)
             try:
                 document = tune(plan, runner, how, journal, writer, progress)
             except KeyboardInterrupt:
                 print(f"\nEvery finished trial is kept. Go on with --journal {path}", file=sys.stderr)
                 raise
         document["prompts"] = prompts.name
+        document["baseline_is_k0"] = runner.together and not runner.per_request
         writer.add_facts(**place.facts())
         _finish(plan, document, writer)
     return show_saved("tune", document, [], writer, args.json)

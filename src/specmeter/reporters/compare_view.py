@@ -20,6 +20,8 @@ def compare_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield verdict_line(document["verdict"]["sentence"], document["verdict"]["word"])
     yield ""
     yield _arms(document, width)
+    if document.get("design", {}).get("baseline_is_k0"):
+        yield remark("without drafts the draft's forward still ran in the switched start: k=0, not plain decoding")
     yield from _decides(document)
     if "differences" in document:
         yield from _differences(document)

@@ -14,6 +14,10 @@ from specmeter.reporters.language import NARROW, command_line, heading, make_tab
 from specmeter.reporters.numbers import number, plus_minus
 
 MAX_ROWS = 20
+NEAR = (
+    "the baseline of the search is k=0 of a switched start: no drafts, but the draft's forward still runs; the proof "
+    "has plain decoding"
+)
 
 
 def tune_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -30,6 +34,8 @@ def tune_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
         tried = level["search"]["tried"]
         if tried and tried[0]["label"] != level["winner"]["label"]:
             yield "* chosen: each mean weighed with its starts, their spread, and the curve through the chain lengths"
+        if document.get("baseline_is_k0"):
+            yield remark(NEAR)
         yield from _rest(level["search"])
         if level["proof"] is not None:
             yield heading("Proof, in starts of their own")

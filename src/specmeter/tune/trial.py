@@ -112,6 +112,7 @@ class LiveRunner:
     limit_s: float = 1800.0
     separate: bool = False
     together: bool = field(init=False)
+    per_request: bool = field(init=False)
 
     def __post_init__(self) -> None:
         engine = engine_named(self.spec.engine or "")
