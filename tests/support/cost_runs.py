@@ -58,10 +58,12 @@ def write_run(
     prompt_set: str = "built-in",
     host: str = "h",
     machine: Mapping[str, Any] | None = None,
+    own: str = "",
 ) -> Path:
     """A run of the settings ``steps`` (0: the baseline), ``cycles`` a prompt; ``changes`` go over the analysis.
 
     ``prompt_set``, ``host`` and ``machine`` are what the run says of where and with what it was made.
+    ``own`` names the settings that are not the baseline, as a server's own is called.
     A ``batch`` above 1 verifies so many sequences at once: counts of a cycle are sums over them.
     """
     rng = np.random.default_rng(seed)
@@ -76,8 +78,10 @@ def write_run(
                 clock = _cycle(rng, law, k, f"p{prompt}", at, cycles, ease, clock, rows, spans, batch)
     for row in (*rows, *spans):
         row["host"] = host
+        if own and row.get("setting") not in (None, "baseline"):
+            row["setting"] = own
     facts = {} if machine is None else {"machine": dict(machine)}
-    settings = [_label(k) for k in steps]
+    settings = [own if own and k else _label(k) for k in steps]
     writer = RunWriter.create(path, command, prompts=prompt_set, seed=0, settings=settings, **facts)
     writer.write_plan({"engine": "specmeter"})
     write_table(writer.path, "cycles", _columns(rows))

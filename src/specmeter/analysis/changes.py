@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specmeter.analysis.setting_names import shown_setting
 from specmeter.trace.rundir import Run
 
 _LEFT_OUT = ("id", "schema", "created_ns", "status")
@@ -29,7 +30,11 @@ def changes(a: Run, b: Run) -> list[Change]:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    yield from _flat("", {k: v for k, v in run.run.items() if k not in _LEFT_OUT})
+    yield from _flat("", {k: v for k, v in run.run.items() if k not in (*_LEFT_OUT, "settings")})
+    settings = run.run.get("settings")
+    if isinstance(settings, list):
+        # Two runs of one step count do not differ because one took it from the server and the other asked for it.
+        yield from _flat("settings", [shown_setting(run, str(name)) for name in settings])
     for key in ("engine", "setting", "clock", "prompts"):
         yield from _flat(f"analysis.{key}", run.analysis.get(key))
     plan = run.plan

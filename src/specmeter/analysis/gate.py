@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specmeter.analysis.setting_names import shown_setting
 from specmeter.analysis.stalls import without_stalls
 from specmeter.analysis.stats import Interval, paired_ratio
 from specmeter.errors import SpecmeterError
@@ -115,7 +116,7 @@ def _settings(run: Run) -> dict[str, dict[str, Interval | float | None]]:
         }
     settings = [name for name in run.run.get("settings") or ["server"] if name != "baseline"]
     return {
-        str(document.get("setting") or (settings or ["server"])[0]): {
+        shown_setting(run, str(document.get("setting") or (settings or ["server"])[0])): {
             "accept_length": _interval(document["acceptance"]["length_tokens"]),
             "cycle": _interval(document["cycle"]["mean_ms"]),
             "break_even": _interval(document["break_even_tokens"]),
@@ -196,7 +197,8 @@ def _by_prompt(run: Run, setting: str, quantity: str) -> dict[str, float]:
         # The first and the last cycle of a request are dropped for their times only.
         good &= cycles["dropped"] == ""
     good &= (cycles["rank"] == cycles["rank"].min()) & (cycles["prompt_id"] != "")
-    mine, plain = good & (cycles["setting"] == setting), good & (cycles["setting"] == "baseline")
+    names = [name for name in set(cycles["setting"].tolist()) if shown_setting(run, str(name)) == setting]
+    mine, plain = good & np.isin(cycles["setting"], names), good & (cycles["setting"] == "baseline")
     if quantity != "accept_length":
         mine, plain = without_stalls(cycles["dur_ns"], mine), without_stalls(cycles["dur_ns"], plain)
     prompts = sorted(set(cycles["prompt_id"][mine].tolist()))

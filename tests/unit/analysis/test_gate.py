@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specmeter.analysis.changes import changes
 from specmeter.analysis.gate import judge, passed
+from specmeter.analysis.setting_names import shown_setting
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import load
@@ -125,3 +127,31 @@ def test_a_stall_of_the_machine_is_no_dearer_cycle(tmp_path: Path) -> None:
     cycles["dur_ns"][np.flatnonzero(cycles["setting"] == "k=3")[5::10]] *= 65
     write_table(paths[0], "cycles", cycles)
     assert words(paths)["cycle"] == "not worse" and words(paths)["break_even"] == "not worse"
+
+
+def test_the_servers_own_setting_is_called_after_its_steps(tmp_path: Path) -> None:
+    own = write_run(tmp_path / "own", LAW, [0, 3], seed=1, own="server")
+    asked = write_run(tmp_path / "asked", LAW, [0, 3])
+    found = judge(load(own), load(asked))
+    assert {f.setting for f in found} == {"k=3"}
+    assert all(f.ratio is not None and f.ratio.unit == "prompt" for f in found), "the same prompts are paired"
+    assert "settings" not in {change.name for change in changes(load(own), load(asked))}
+    other = write_run(tmp_path / "other", LAW, [0, 2], own="server")
+    with pytest.raises(SpecmeterError, match="share no setting"):
+        judge(load(other), load(asked))
+    assert [(c.a, c.b) for c in changes(load(other), load(asked)) if c.name == "settings"] == [
+        ("baseline k=2", "baseline k=3")
+    ]
+
+
+def test_a_server_whose_steps_vary_keeps_its_name(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", LAW, [0, 3], own="server")
+    table = read_table(path, "cycles")
+    assert shown_setting(load(path), "server") == "k=3"
+    for name, value in (("steps", 2), ("drafted", 9), ("drafted", -1)):
+        changed = {key: column.copy() for key, column in table.items()}
+        changed[name][-5] = value  # of the last prompt's speculative cycles
+        for found in path.glob("cycles.*"):
+            found.unlink()
+        write_table(path, "cycles", changed)
+        assert shown_setting(load(path), "server") == "server"
