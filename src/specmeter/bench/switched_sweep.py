@@ -12,7 +12,8 @@ from specmeter.analysis.sweep import Arm, analyse_sweep, compare
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.load import as_request
 from specmeter.bench.progress import Progress
-from specmeter.bench.schedule import WARM_UP, Sending, call
+from specmeter.bench.prompts import Prompt
+from specmeter.bench.schedule import call, warm_up
 from specmeter.bench.session import Probing, session
 from specmeter.bench.sweeping import Gathered, SweepPlan, many_starts, same_output, sweep, sweep_arms, takes_settings
 from specmeter.bench.switching import KNOB, NEAR_BASELINE, CannotSwitch, Switch, SwitchedServer, label_of, prepare
@@ -88,8 +89,9 @@ def _one_start(
         writer.write_plan(link.plan())
         with running.armed():
             switch = Switch(running)
-            switch.meet([_call(plan, plan.settings[0], 0, WARM_UP, short=True)])
-            switch.drive("warm-up", [(s, [_call(plan, s, 0, WARM_UP, short=True)]) for s in plan.settings])
+            warm = warm_up(plan.prompts[0], [None] * len(plan.settings), None, plan.sending)
+            switch.meet(warm[:1])
+            switch.drive("warm-up", [(setting, [one]) for setting, one in zip(plan.settings, warm, strict=True)])
             switch.counted.clear()
             outcomes = switch.drive("sweeping", _groups(plan))
         gathered.outcomes += outcomes
@@ -103,16 +105,12 @@ def _groups(plan: SweepPlan) -> list[tuple[Setting, Sequence[Call]]]:
     groups: list[tuple[Setting, Sequence[Call]]] = []
     for number, (block, prompt, settings) in enumerate(plan.deals(plan.settings)):
         order = random.Random(plan.sending.seed + number).sample(list(settings), len(settings))
-        place = plan.prompts.index(prompt)
-        groups += [(setting, [_call(plan, setting, place, block)]) for setting in order]
+        groups += [(setting, [_call(plan, setting, prompt, block, number)]) for setting in order]
     return groups
 
 
-def _call(plan: SweepPlan, setting: Setting, prompt: int, block: int, short: bool = False) -> Call:
-    how = plan.sending
-    if short:
-        how = Sending(min(how.max_tokens, 32), how.temperature, how.seed, how.ignore_eos)
-    made = call(plan.prompts[prompt], None, None, how, block, f"s0-{label_of(setting)}")
+def _call(plan: SweepPlan, setting: Setting, prompt: Prompt, block: int, number: int) -> Call:
+    made = call(prompt, None, None, plan.sending, block, f"s0-{number}-{label_of(setting)}")
     return replace(made, setting=label_of(setting), seed=plan.sending.seed)
 
 
