@@ -95,22 +95,41 @@ def nested_codes(code: CodeType) -> Iterator[CodeType]:
 def put_nested(swaps: List[Swap], probed: bool) -> None:
     """Give the functions that were made by a swap's function earlier (closures that live on) the code of now.
 
-    One pass over the collector's objects, only where a swap has nested functions. Objects that the server took from
-    the collector (``gc.freeze``) are not seen: such a closure keeps its code, and out of arms that code writes nothing.
+    One pass over the collector's objects, only where something else than its outer function's constants refers to such
+    code. Objects that the server took from the collector (``gc.freeze``) are not seen: such a closure keeps its code,
+    and out of arms that code writes nothing.
     """
-    exchange: Dict[int, CodeType] = {}
-    sources: List[CodeType] = []
-    for swap in swaps:
-        for original in swap.originals:
-            for old, new in zip(nested_codes(original), nested_codes(swap.probed)):  # noqa: B905 (3.9)
-                if old is original or old.co_name in _NO_CLOSURES or not _interchangeable(old, new):
-                    continue
-                source, target = (old, new) if probed else (new, old)
-                exchange[id(source)] = target
-                sources.append(source)
+    pairs = _nested_pairs(swaps, probed)
+    exchange = {id(pair[0]): pair[1] for pair, held in zip(pairs, _held(pairs)) if held}  # noqa: B905 (3.9)
+    sources = [pair[0] for pair in pairs if id(pair[0]) in exchange]
     for holder in gc.get_referrers(*sources) if sources else ():
         if type(holder) is FunctionType and id(holder.__code__) in exchange:
             holder.__code__ = exchange[id(holder.__code__)]
+
+
+def _nested_pairs(swaps: List[Swap], probed: bool) -> List[Tuple[CodeType, CodeType]]:
+    """The nested code that is to go, each with the code that is to come in its place."""
+    pairs: List[Tuple[CodeType, CodeType]] = []
+    for swap in swaps:
+        for original in swap.originals:
+            for old, new in zip(nested_codes(original), nested_codes(swap.probed)):  # noqa: B905 (3.9)
+                if old is not original and old.co_name not in _NO_CLOSURES and _interchangeable(old, new):
+                    pairs.append((old, new) if probed else (new, old))
+    return pairs
+
+
+def _references(pairs: List[Tuple[CodeType, CodeType]]) -> List[int]:
+    return [sys.getrefcount(pair[0]) for pair in pairs]
+
+
+def _held(pairs: List[Tuple[CodeType, CodeType]]) -> List[bool]:
+    """For the first of each pair, a constant of another code object: whether anything besides that and ``pairs`` refers
+    to it. The count for nothing else differs between Python versions, so it is taken from a constant made here.
+    """
+    outer = compile("lambda: 0", "", "eval")
+    (unheld,) = _references([(const, const) for const in outer.co_consts if isinstance(const, CodeType)])
+    # That pair held its constant twice.
+    return [count > unheld - 1 for count in _references(pairs)]
 
 
 def _interchangeable(old: CodeType, new: CodeType) -> bool:
