@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
 import specmeter
 from specmeter.analysis.changes import changes
 from specmeter.analysis.diff import diff_runs, side
+from specmeter.analysis.unit_means import Units, difference, ratio
 from specmeter.cli import main
 from specmeter.reporters.diff_view import render_diff
 from specmeter.trace.rundir import write_json
@@ -46,6 +48,45 @@ def test_the_phase_that_changed_is_the_one_that_differs(pair: tuple[Path, Path])
     assert found["unit"] == "prompt, paired" and verify["difference_ms"]["n"] == 4
     assert found["cycle"]["ratio"]["point"] == pytest.approx(found["cycle"]["b_ms"] / found["cycle"]["a_ms"], rel=1e-3)
     assert "longer" in found["sentence"] and "inconclusive across starts" in found["sentence"]
+
+
+def test_one_mean_for_columns_differences_and_the_sentence(tmp_path: Path) -> None:
+    # Seen with real runs: B - A was +14 ms between columns of 23.9 and 25.7 ms, since prompts were weighed differently.
+    a, b = save_run(tmp_path / "a", prompts=4), save_run(tmp_path / "b", prompts=6, stretch=1.3)
+    table = read_table(b, "cycles")
+    table["dropped"] = np.where((table["prompt_id"] == "p1") & (table["cycle"] % 3 > 0), "cut", table["dropped"])
+    table["dur_ns"] = np.where(table["prompt_id"] == "p1", 2 * table["dur_ns"], table["dur_ns"])
+    write_table(b, "cycles", table)
+    found = compare(a, b)
+    for row in (found["cycle"], *found["phases"]):
+        assert row["difference_ms"]["point"] == pytest.approx(row["b_ms"] - row["a_ms"])
+    assert found["cycle"]["ratio"]["point"] == pytest.approx(found["cycle"]["b_ms"] / found["cycle"]["a_ms"])
+    assert f"{100 * (found['cycle']['ratio']['point'] - 1):.1f} %" in found["sentence"]
+    assert found["cycle"]["ratio"]["n"] == 4, "only prompts that both runs used"
+
+
+def test_equal_weights_give_students_and_welchs_t() -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(10, 1, 8), rng.normal(11, 2, 8)
+    ours, theirs = Units(x, np.full(8, 5.0)), Units(y, np.full(8, 7.0))
+    student, welch = difference(ours, theirs, True, "prompt"), difference(ours, theirs, False, "prompt")
+    wanted = scipy_stats.ttest_rel(y, x).confidence_interval(0.95)
+    assert (student.low, student.high) == pytest.approx((wanted.low, wanted.high))
+    wanted = scipy_stats.ttest_ind(y, x, equal_var=False).confidence_interval(0.95)
+    assert (welch.low, welch.high) == pytest.approx((wanted.low, wanted.high), rel=1e-3)
+
+
+def test_intervals_cover_with_unequal_weights() -> None:
+    rng = np.random.default_rng(5)
+    hits = np.zeros(3)
+    for _ in range(400):
+        weights = rng.integers(5, 60, 12).astype(float)
+        x = rng.normal(10, 1, 12)
+        sides = Units(x, weights), Units(x * 1.1 + rng.normal(0, 0.3, 12), weights)
+        paired, apart = difference(*sides, True, "u"), difference(*sides, False, "u")
+        times = ratio(*sides, True, "u")
+        hits += [paired.low < 1.0 < paired.high, apart.low < 1.0 < apart.high, times.low < 1.1 < times.high]
+    assert (hits / 400 > 0.89).all() and hits[0] < 396
 
 
 def test_means_are_the_reports(pair: tuple[Path, Path]) -> None:

@@ -1,8 +1,8 @@
 """Two saved runs side by side: what was set differently, and each phase's difference with an interval.
 
-A phase's time is a mean over cycles; its unit is the prompt, paired where both runs used the same prompts. That
-interval holds for these two server starts. Equal starts differ by several per cent, so a claim about the setting needs
-starts as units, three a side: then it is Welch's t over them.
+A time is a mean over cycles, the unit of its interval the prompt, paired where both runs used the same prompts (then
+over those alone). That interval holds for these two server starts. Equal starts differ by several per cent, so a claim
+about the setting needs starts as units, three a side.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from specmeter import __version__
 from specmeter.analysis.changes import changes
 from specmeter.analysis.saved import analysed, phase_times, profile_tables
 from specmeter.analysis.stalls import without_stalls
-from specmeter.analysis.stats import Interval, mean_interval, paired_ratio, ratio_interval
-from specmeter.analysis.student import t_quantile
+from specmeter.analysis.unit_means import Units, difference, ratio
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import PHASES
 from specmeter.trace.rundir import Run
@@ -29,6 +28,7 @@ from specmeter.trace.tables import Columns
 SCHEMA = "specmeter/diff/1"
 FEWEST_STARTS = 3
 START_EFFECT = 0.06
+START, PAIRED = "server start", "prompt, paired"
 _ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
@@ -56,7 +56,8 @@ def diff_runs(a: Run, b: Run) -> dict[str, Any]:
     unit = _unit(left, right)
     rows = [_row(name, left, right, left.phases.get(name), right.phases.get(name), unit) for name in names]
     cycle = _row("cycle", left, right, left.cycle_ms, right.cycle_ms, unit)
-    cycle["ratio"] = _ratio(left.cycle_ms, right.cycle_ms, left, right, unit).as_json()
+    sides = _units(left.cycle_ms, left, right, unit), _units(right.cycle_ms, right, left, unit)
+    cycle["ratio"] = ratio(*sides, unit == PAIRED, unit).as_json()
     length = None
     if (left.tokens > 0).all() and (right.tokens > 0).all():
         length = _row("accept length", left, right, left.tokens, right.tokens, unit, "tokens")
@@ -109,8 +110,8 @@ def _starts(run: Run, prompts: NDArray[np.str_]) -> NDArray[np.int64]:
 
 def _unit(left: Side, right: Side) -> str:
     if min(len(set(s.starts.tolist())) for s in (left, right)) >= FEWEST_STARTS:
-        return "server start"
-    return "prompt, paired" if len(set(left.prompts) & set(right.prompts)) >= 2 else "prompt"
+        return START
+    return PAIRED if len(set(left.prompts) & set(right.prompts)) >= 2 else "prompt"
 
 
 def _row(
@@ -119,54 +120,28 @@ def _row(
     """Both means and B - A with its interval; a phase that one run lacks counts as 0 there."""
     x = np.zeros(len(left.prompts)) if a is None else a
     y = np.zeros(len(right.prompts)) if b is None else b
-    difference = _difference(*_units(x, y, left, right, unit), unit)
-    means = [float(v @ s.weights / s.weights.sum()) for v, s in ((x, left), (y, right))]
-    if difference.low == -math.inf:
+    ours, theirs = _units(x, left, right, unit), _units(y, right, left, unit)
+    found = difference(ours, theirs, unit == PAIRED, unit)
+    if found.low == -math.inf:
         word = "unclear"
     else:
-        word = (
-            "more" if difference.low > _ROUNDING else "less" if difference.high < -_ROUNDING else "no difference seen"
+        word = "more" if found.low > _ROUNDING else "less" if found.high < -_ROUNDING else "no difference seen"
+    means = {f"a_{key}": ours.mean, f"b_{key}": theirs.mean}
+    return {"name": name, **means, f"difference_{key}": found.as_json(), "word": word}
+
+
+def _units(values: Floats, own: Side, other: Side, unit: str) -> Units:
+    """One side's values by unit: its starts, the prompts that both sides share (in one order), or every prompt."""
+    if unit == START:
+        kept = [own.starts == k for k in np.unique(own.starts)]
+        return Units(
+            np.array([np.average(values[k], weights=own.weights[k]) for k in kept]),
+            np.array([own.weights[k].sum() for k in kept]),
         )
-    return {
-        "name": name,
-        f"a_{key}": means[0],
-        f"b_{key}": means[1],
-        f"difference_{key}": difference.as_json(),
-        "word": word,
-    }
-
-
-def _units(x: Floats, y: Floats, left: Side, right: Side, unit: str) -> tuple[Floats, Floats]:
-    """Both sides' values by unit: start means, the shared prompts in one order, or every prompt."""
-    if unit == "server start":
-        means = [
-            np.array([np.average(v[s.starts == k], weights=s.weights[s.starts == k]) for k in np.unique(s.starts)])
-            for v, s in ((x, left), (y, right))
-        ]
-        return means[0], means[1]
-    if unit == "prompt":
-        return x, y
-    shared = sorted(set(left.prompts) & set(right.prompts))
-    return x[[left.prompts.index(p) for p in shared]], y[[right.prompts.index(p) for p in shared]]
-
-
-def _difference(x: Floats, y: Floats, unit: str) -> Interval:
-    """B - A: Student's t on paired differences, else Welch's."""
-    if unit == "prompt, paired":
-        return mean_interval(y - x, "prompt")
-    point, n = float(y.mean() - x.mean()), min(len(x), len(y))
-    if n < 2:
-        return Interval(-math.inf, point, math.inf, 0.95, "Welch's t", n, unit)
-    u, v = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
-    # Welch-Satterthwaite degrees of freedom.
-    df = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1)) if u + v > 0 else float(n - 1)
-    half = t_quantile(0.975, round(max(df, 1.0), 3)) * math.sqrt(u + v)
-    return Interval(point - half, point, point + half, 0.95, "Welch's t", n, unit)
-
-
-def _ratio(x: Floats, y: Floats, left: Side, right: Side, unit: str) -> Interval:
-    a, b = _units(x, y, left, right, unit)
-    return paired_ratio(b, a, "prompt") if unit == "prompt, paired" else ratio_interval(b, a, unit)
+    if unit == PAIRED:
+        at = [own.prompts.index(p) for p in sorted(set(own.prompts) & set(other.prompts))]
+        return Units(values[at], own.weights[at])
+    return Units(values, own.weights)
 
 
 def _about(run: Run, own: Side) -> dict[str, Any]:
@@ -184,19 +159,20 @@ def _speedup(run: Run) -> Mapping[str, Any] | None:
 
 def _sentence(document: Mapping[str, Any]) -> str:
     """What a person should take from it, first."""
-    ratio, unit = document["cycle"]["ratio"], document["unit"]
-    percent = 100 * (ratio["point"] - 1)
+    found, unit = document["cycle"]["ratio"], document["unit"]
+    percent = 100 * (found["point"] - 1)
     moved: Sequence[Mapping[str, Any]] = [row for row in document["phases"] if row["word"] in ("more", "less")]
     most = max(moved, key=lambda row: abs(row["difference_ms"]["point"]), default=None)
-    if ratio["low"] is None or ratio["high"] is None:
+    if found["low"] is None or found["high"] is None:
         return f"B's cycle is {percent:+.1f} % of A's, without an interval: too few units ({unit})."
-    if ratio["low"] <= 1 <= ratio["high"]:
+    if found["low"] <= 1 <= found["high"]:
         head = f"No difference seen between the cycles ({percent:+.1f} %)"
     else:
         head = f"B's cycle is {abs(percent):.1f} % {'longer' if percent > 0 else 'shorter'} than A's"
-    tail = f"; most in {most['name']} ({most['difference_ms']['point']:+.3f} ms)" if most else ""
-    if unit == "server start":
+    where = "but" if found["low"] <= 1 <= found["high"] else "most"
+    tail = f"; {where} in {most['name']} ({most['difference_ms']['point']:+.3f} ms)" if most else ""
+    if unit == START:
         return f"{head}{tail}."
-    small = abs(ratio["point"] - 1) < START_EFFECT
+    small = abs(found["point"] - 1) < START_EFFECT
     why = "equal starts differ by as much" if small else "one start a side"
     return f"{head}{tail}; inconclusive across starts: {why}."

@@ -36,7 +36,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--format", choices=sorted(ENDINGS), default="chrome", help="(default: chrome, which Perfetto opens)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="file, for parquet a folder (default: named by the run)"
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="file, for parquet a folder (default: the run's name, in this directory)",
     )
     parser.add_argument("--cycles", metavar="A:B", help="timelines: only cycles A to before B of the leading rank")
     parser.add_argument(
@@ -192,7 +195,7 @@ def _say(result: dict[str, Any], warnings: list[str]) -> None:
         print(f"read back: phases agree with the report within {result['phase_difference_ms']:.1e} ms a cycle")
     for warning in warnings:
         print(f"note: {warning}")
-    print(f"saved: {result['path']}")
+    print(f"saved: {Path(result['path']).absolute()}")
 
 
 _WRITERS: dict[str, Callable[..., tuple[dict[str, Any], list[str]]]] = {

@@ -13,9 +13,8 @@ from pathlib import Path
 from specmeter.control import find_link
 from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.exports.data import needs
 from specmeter.exports.figures import Figures, baseline_of, run_figures
-from specmeter.exports.openmetrics import Collector, openmetrics_text
+from specmeter.exports.openmetrics import Collector, openmetrics_text, require_client
 from specmeter.live.watch import Watch
 from specmeter.reporters.inert import inert
 from specmeter.trace.rundir import load
@@ -54,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             args.textfile,
         )
         return int(Exit.DONE)
+    # Before anything is waited for or listened on.
+    require_client()
     watch = Watch(find_link(args.link) if args.link else None, histograms=True)
 
     def read() -> list[Figures]:
@@ -79,10 +80,8 @@ def _write(watch: Watch, read: Callable[[], Sequence[Figures]], args: argparse.N
 def _serve(watch: Watch, read: Callable[[], Sequence[Figures]], where: str) -> int:
     """The client library's own server, in its thread; rings are read in this one."""
     address, port = _where(where)
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError as error:
-        raise needs("prometheus-client", "metrics", "Metrics") from error
+    from prometheus_client import CollectorRegistry, start_http_server
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector(read))
     try:

@@ -1,4 +1,7 @@
-"""Reads an exported Chrome trace back and adds its phases up again, without anything of the export."""
+"""Reads an exported Chrome trace back and adds its phases up again, without anything of the export.
+
+Cycles that are stalls are left out as in every analysis.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from specmeter.analysis.stalls import without_stalls
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import PHASES, phase_of
 from specmeter.trace.spans import nest
@@ -41,9 +45,12 @@ def phase_table(document: Mapping[str, Any], setting: str | None, nested: bool =
     events = [e for e in document["traceEvents"] if e["ph"] == "X"]
     pid = min(e["pid"] for e in events)
     cycles = [e for e in events if e["pid"] == pid and e["cat"] == "cycles"]
-    wanted = {e["args"]["cycle"] for e in cycles if _wanted(e["args"], setting)}
-    if not wanted:
+    chosen = [e for e in cycles if _wanted(e["args"], setting)]
+    if not chosen:
         raise SpecmeterError("The trace holds no decode cycle of that setting")
+    dur = np.array([round(e["dur"] * 1000) for e in chosen], np.int64)
+    keep = without_stalls(dur, np.ones(len(chosen), bool))
+    wanted = {e["args"]["cycle"] for e, kept in zip(chosen, keep.tolist(), strict=True) if kept}
     sums = dict.fromkeys(PHASES, 0.0)
     lanes: dict[int, list[Any]] = {}
     for event in events:

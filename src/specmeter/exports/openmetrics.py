@@ -26,7 +26,7 @@ class Collector:
 
 def openmetrics_text(figures: Sequence[Figures]) -> str:
     """The figures in the OpenMetrics text format, ``# EOF`` at its end."""
-    _library()
+    require_client()
     from prometheus_client.core import CollectorRegistry
     from prometheus_client.openmetrics.exposition import generate_latest
 
@@ -38,7 +38,7 @@ def openmetrics_text(figures: Sequence[Figures]) -> str:
 
 def families(figures: Sequence[Figures]) -> Iterator[Any]:
     """The metric families; a value that is not known has no sample."""
-    core = _library()
+    core = require_client()
     info = core.GaugeMetricFamily("specmeter_build_info", "The specmeter that reads.", labels=("version",))
     info.add_metric((__version__,), 1)
     yield info
@@ -134,7 +134,8 @@ def _labels(figures: Figures) -> tuple[str, ...]:
     return inert(figures.server, 120), inert(figures.host, 120), rank
 
 
-def _library() -> Any:
+def require_client() -> Any:
+    """The client library's core module. Raises SpecmeterError (exit 5) naming the extra where it is not installed."""
     try:
         from prometheus_client import core
     except ImportError as error:

@@ -95,13 +95,18 @@ class LiveServer:
         if now - self._looked >= LOOK_S:
             self._looked = now
             self.look()
-        due = beat(now) != self._beat or not FOLD_S
-        for source in self._sources.values():
-            if due or source.tail.filling():
-                self._read(source)
-        if not due:
+        if beat(now) != self._beat or not FOLD_S:
+            self._beat = beat(now)
+            self._update()
             return
-        self._beat = beat(now)
+        for source in self._sources.values():
+            if source.tail.filling():
+                self._read(source)
+
+    def _update(self) -> None:
+        """Take all new records, and make the figures anew."""
+        for source in self._sources.values():
+            self._read(source)
         if self._fresh:
             self._fresh, self.version = False, self.version + 1
             try:
@@ -138,7 +143,8 @@ class LiveServer:
             self._sources[process.ring] = _Source(tail, tail.poll(1)[:0])
 
     def figures(self) -> list[Figures]:
-        """What metrics show, a rank each."""
+        """What metrics show, a rank each, up to the last cycle that ended."""
+        self._update()
         second = beat(time.perf_counter())
         found = []
         for number, key in enumerate(sorted(self.ranks)):

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from specmeter.reporters.check_words import check_sentence, check_word, states
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import VERDICTS, heading, make_table, remark, verdict_line
 
@@ -30,39 +31,6 @@ def check_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         yield heading("Findings")
     for found in document["findings"]:
         yield from _finding(found)
-
-
-def check_word(document: Mapping[str, Any]) -> str:
-    """The style of the verdict: ``error`` or ``faster``."""
-    unknown = any(found["id"] == "head-kind" for found in document["findings"])
-    return "error" if document["errors"] else "inconclusive" if unknown else "faster"
-
-
-def check_sentence(document: Mapping[str, Any]) -> str:
-    """The verdict in plain words: whether every engine feeds the head what it was trained on."""
-    errors = [f for f in document["findings"] if f["severity"] == "error"]
-    warnings = sum(f["severity"] == "warning" for f in document["findings"])
-    more = f"; {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    if errors:
-        rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        return f"Wiring is wrong: {inert(errors[0]['what'], 240).rstrip('.')}{rest}{more}."
-    unknown = next((f for f in document["findings"] if f["id"] == "head-kind"), None)
-    if unknown is not None:
-        return f"Wiring cannot be told: {inert(unknown['what'], 240).rstrip('.')}{more}."
-    trained = document["trained"]["states"]
-    if trained is None:
-        return f"No fault found, but what the head was trained on is not known{more}."
-    other = next((f for f in document["feeds"] if f["used_by_default"] and f["states"] != trained), None)
-    if other is not None:
-        name = inert(f"{other['engine']} {other['engine_version'] or ''}".strip(), 40)
-        fed = "does not run it" if other["refusal"] else f"feeds {states(other['states'])}"
-        return f"Wiring is in doubt: {name} {fed}, the head was trained on {states(trained)}{more}."
-    return f"Wiring is right: the head is fed {states(trained)}, what it was trained on{more}."
-
-
-def states(listed: list[int] | None) -> str:
-    """``H[3], H[16], H[28]``."""
-    return "an unknown choice of states" if listed is None else ", ".join(f"H[{k}]" for k in listed)
 
 
 def _finding(found: Mapping[str, Any]) -> Iterator[RenderableType]:

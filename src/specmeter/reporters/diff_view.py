@@ -2,86 +2,92 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from specmeter.reporters.inert import inert
-from specmeter.reporters.numbers import bounds, no_interval
+from specmeter.reporters.language import MIDDLE, NARROW, heading, make_table, remark, verdict_line
+from specmeter.reporters.numbers import bounds, no_interval, units
+from specmeter.reporters.terminal import DEFAULT_WIDTH, print_analysis, render_analysis
 
 _STYLES = {"more": "red", "less": "green"}
+_WORDS = {"more": "slower", "less": "faster"}
 
 
 def print_diff(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print a diff document; colour only on a terminal, and not under NO_COLOR."""
-    out = file or sys.stdout
-    width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
-    console = Console(file=out, width=max(width, 40), highlight=False, markup=False, emoji=False)
-    for part in _parts(document):
-        console.print(part)
+    """Print a diff document, as every report is printed."""
+    print_analysis({"kind": "diff", **document}, file)
 
 
-def render_diff(document: Mapping[str, Any], width: int = 100) -> str:
+def render_diff(document: Mapping[str, Any], width: int = DEFAULT_WIDTH) -> str:
     """A diff document as plain text."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, highlight=False, markup=False, emoji=False, color_system=None)
-    for part in _parts(document):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return render_analysis({"kind": "diff", **document}, width)
 
 
-def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text(inert(document["sentence"], 400), style="bold")
+def diff_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The parts of the report, in order; ``width`` in columns."""
+    yield verdict_line(document["sentence"], _WORDS.get(document["cycle"]["word"], ""))
     for key in ("a", "b"):
         about = document[key]
-        counts = f"{about['cycles']} cycles, {about['prompts']} prompts, {about['starts']} start(s)"
-        yield f"{key.upper()}: {inert(about['path'], 60)} ({counts}, {inert(about['status'])})"
-    yield ""
-    yield _table(document)
+        counts = ", ".join(units(about[f"{unit}s"], unit) for unit in ("cycle", "prompt", "start"))
+        yield remark(f"{key.upper()}: {inert(about['path'], 200)} ({counts}, {inert(about['status'])})")
+    yield heading("Phase by phase, mean ms a cycle")
+    yield _table(document, width)
     yield from _gain(document)
-    yield _changes(document) if document["changes"] else "Nothing that was recorded is set differently."
-    yield f"\nHow sure: 95 % intervals on B - A, the unit is a {document['unit']}."
+    if document["changes"]:
+        yield heading("Set differently")
+        yield _changes(document)
+    else:
+        yield remark("Nothing that was recorded is set differently.")
+    yield heading("How sure")
+    found = document["cycle"]["ratio"]
+    over = " of the prompts that both runs used" if document["unit"].endswith("paired") else ""
+    yield remark(
+        f"Times are means over cycles{over}; B - A and B / A are of those columns. Each speed-up is its run's own, by "
+        "decode rates where they were measured: the geometric mean of the prompts' ratios."
+    )
+    counted = units(found["n"], document["unit"].split(",")[0])
+    yield remark(f"Intervals are 95 % and hold for these two recordings: {found['method']}, {counted}.")
 
 
-def _table(document: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(("a cycle", "A ms", "B ms", "B - A ms", "95 % interval", "")):
-        table.add_column(name, justify="left" if i in (0, 5) else "right", no_wrap=True)
+def _table(document: Mapping[str, Any], width: int) -> Table:
+    names = ["", "A ms", "B ms", "B - A ms", "95 % interval", ""]
+    if width < MIDDLE:
+        names.remove("95 % interval")
+    if width < NARROW:
+        names = ["", "A ms", "B ms", "B - A"]
+    table = make_table(names, left=(0, *([len(names) - 1] if width >= NARROW else [])))
     for row in (document["cycle"], *document["phases"]):
-        difference = row["difference_ms"]
+        found = row["difference_ms"]
         name = "between points" if row["name"] == "rest" else row["name"]
-        table.add_row(
-            inert(name, 40), f"{row['a_ms']:.3f}", f"{row['b_ms']:.3f}", f"{difference['point']:+.3f}",
-            _interval(difference), row["word"], style=_STYLES.get(row["word"], ""),
-        )  # fmt: skip
+        cells = [inert(name, 40), f"{row['a_ms']:.3f}", f"{row['b_ms']:.3f}", f"{found['point']:+.3f}"]
+        cells += [_interval(found)] if width >= MIDDLE else []
+        cells += [row["word"]] if width >= NARROW else []
+        table.add_row(*cells, style=_STYLES.get(row["word"], ""))
     return table
 
 
 def _gain(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield ""
     length = document["accept_length"]
+    yield heading("Gain")
     if length:
-        yield (
-            f"Accept length: {length['a_tokens']:.3f} -> {length['b_tokens']:.3f} tokens, "
-            f"{length['difference_tokens']['point']:+.3f} [{_interval(length['difference_tokens'])}] ({length['word']})"
+        found = length["difference_tokens"]
+        yield remark(
+            f"Accept length: A {length['a_tokens']:.3f}, B {length['b_tokens']:.3f} tokens; B - A "
+            f"{found['point']:+.3f} [{_interval(found)}] ({length['word']})"
         )
     ratio = document["cycle"]["ratio"]
-    yield f"Cycle, B / A: {ratio['point']:.3f} [{_interval(ratio)}] ({ratio['method']}, {ratio['n']} units)"
+    yield remark(f"Cycle, B / A: {ratio['point']:.3f} [{_interval(ratio)}]")
     for key, gain in document["speedup"].items():
         if gain:
-            yield f"Speed-up over its own baseline, {key.upper()}: {gain['point']:.3f} [{_interval(gain)}]"
+            yield remark(f"Speed-up of {key.upper()} over its own baseline: {gain['point']:.3f} [{_interval(gain)}]")
 
 
 def _changes(document: Mapping[str, Any]) -> Table:
-    table = Table(title="\nSet differently", title_justify="left", title_style="bold", box=None, header_style="dim")
-    for name in ("what", "A", "B"):
-        table.add_column(name, overflow="fold")
+    table = make_table(("what", "A", "B"), left=(0, 1, 2))
     for change in document["changes"]:
         values = ["-" if change[key] is None else inert(change[key], 160) for key in ("a", "b")]
         table.add_row(inert(change["name"], 80), *values)

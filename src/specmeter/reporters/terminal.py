@@ -27,6 +27,7 @@ VIEWS: dict[str, str] = {
     "profile": "specmeter.reporters.profile_view:profile_parts",
     "sweep": "specmeter.reporters.sweep_view:sweep_parts",
     "check": "specmeter.reporters.check_view:check_parts",
+    "diff": "specmeter.reporters.diff_view:diff_parts",
     "compare": "specmeter.reporters.compare_view:compare_parts",
     "explain": "specmeter.reporters.explain_view:explain_parts",
     "figures": "specmeter.reporters.figures_view:figures_parts",

@@ -7,6 +7,7 @@ import gzip
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from specmeter.cli import main
 from specmeter.commands import export as command
 from specmeter.errors import SpecmeterError
 from specmeter.exports.check import check_format, phase_table
-from specmeter.trace.device import device_offset_ns
 from specmeter.exports.nesting import begin_end, rows
 from specmeter.exports.timeline import build_timeline
 from specmeter.exports.torch_trace import join_torch
 from specmeter.runtime import layout
+from specmeter.trace.device import device_offset_ns
 from specmeter.trace.synthetic import make_records
 from tests.support.saved_runs import EPOCH, MS, PLAN, START, recording, save_run
 
@@ -239,3 +240,12 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path: Path, monke
             command.prepare_parser(parser)
             command.run(parser.parse_args([str(run), "--format", form, "--out", str(tmp_path / form)]))
         assert f"'.[{extra}]'" in error.value.next_step and error.value.exit == 5
+
+
+def test_metrics_names_a_missing_library_before_it_looks_or_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for words in (["--once"], ["--listen", "127.0.0.1:0"], ["--textfile", "/nowhere/f", "--once"]):
+        assert main(["metrics", *words]) == 5
+    assert waited == []

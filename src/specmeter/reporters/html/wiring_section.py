@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specmeter.reporters.check_view import check_sentence, states
+from specmeter.reporters.check_words import check_sentence, states
 from specmeter.reporters.html.charts import WIDTH, axis, draw, label
 from specmeter.reporters.html.markup import Section, beside, figure, paragraph, table
 
