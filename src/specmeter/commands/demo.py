@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         plan = SweepPlan(settings, prompts.sample(args.requests, args.seed), BLOCKS, sending(args))
         how = probing(args)
         swept = sweep(spec, how, plan, writer, progress, planned_link(spec, how))
+        writer.add_facts(versions=load(inner.path).run.get("versions"))
         with writer.postponing():
             writer.finish("complete")
     page = save_page(writer.path) if writer.failure is None else None

@@ -1,4 +1,4 @@
-"""The static wiring check beside a measurement: it takes a third of a second, and its page then shows the wiring."""
+"""What is saved beside a measurement: the static wiring check (a third of a second) and the server's packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specmeter.commands.check import as_document
 from specmeter.commands.model_folders import models_of
 from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
+from specmeter.trace.environment import package_versions
 from specmeter.trace.rundir import RunWriter
 from specmeter.wiring.check import check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
@@ -42,6 +43,14 @@ def keep_wiring(writer: RunWriter, spec: ServerSpec, plan: Mapping[str, Any]) ->
     found = document["result"]
     assert isinstance(found, dict)
     return found
+
+
+def keep_versions(writer: RunWriter, plan: Mapping[str, Any]) -> None:
+    """The package versions of the server's interpreter, as the fact ``versions`` of run.json."""
+    python = (plan.get("python") or {}).get("executable")
+    found = package_versions(str(python)) if python else {}
+    if found:
+        writer.add_facts(versions=found)
 
 
 def _engine(name: str, plan: Mapping[str, Any]) -> Engine:

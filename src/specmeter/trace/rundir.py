@@ -18,6 +18,7 @@ from typing import Any
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.build import Trace
+from specmeter.trace.environment import measured_environment
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.requests import Request
 from specmeter.trace.shape import check_document, damaged
@@ -86,7 +87,8 @@ class RunWriter:
     def create(cls, out: Path | None, command: Sequence[str], **facts: Any) -> RunWriter:
         """Make a new run directory: ``out``, or a fresh one below ./specmeter-runs.
 
-        ``facts`` go into run.json (``env`` masked). Raises SpecmeterError if ``out`` exists and is not empty.
+        ``facts`` go into run.json (``env`` masked; without it, what of this process's a measurement depends on).
+        Raises SpecmeterError if ``out`` exists and is not empty.
         """
         if out is None:
             stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
@@ -102,8 +104,7 @@ class RunWriter:
             raise SpecmeterError(
                 f"{out} cannot be made", str(error.strerror), "Name a writable directory with --out.", Exit.ENVIRONMENT
             ) from error
-        if "env" in facts:
-            facts["env"] = mask_env(facts["env"])
+        facts["env"] = mask_env(facts["env"] if "env" in facts else measured_environment())
         return cls(out, {"id": out.name, "command": mask_command(command), **facts})
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:

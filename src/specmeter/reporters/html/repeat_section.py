@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from specmeter.reporters.html.markup import Section, details, table, text
+from specmeter.reporters.html.markup import Section, details, paragraph, table, text
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import Run
 
@@ -29,6 +29,8 @@ def repeat_section(run: Run) -> Section:
         masked = mask_env({str(k): str(v) for k, v in env.items()})
         listed = table(("variable", "value"), sorted(masked.items()), "Environment, secrets masked", (0, 1))
         section.add(details("Environment", listed))
+    elif isinstance(env, Mapping):
+        section.add(paragraph("Environment: no variable that a measurement depends on was set."))
     return section.add(*_points(run.plan), *_children(run))
 
 
