@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def serve(*before: str) -> subprocess.Popen[str]:
-    command = [*before, sys.executable, "-m", "minisgl.launch_server"]
+def serve(*before: str, after: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "minisgl.launch_server", *after]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
     line = server.stdout.readline()
@@ -46,19 +47,31 @@ def request(server: subprocess.Popen[str], cycles: int, batch: int) -> str:
     return server.stdout.readline()
 
 
-def scheduler_of(link: Link) -> bool:
-    return any("minisgl.workers" in process.report["modules"] for process in processes(link))
+def scheduler_of(link: Link, module: str) -> bool:
+    return any(module in process.report["modules"] for process in processes(link))
 
 
-def test_phases_of_a_spawned_scheduler_armed_between_requests(place: Path) -> None:
-    plain = serve()
+def recipe_of_v1(place: Path) -> Path:
+    """The recipe for the older worker."""
+    text = (HERE / "minisgl.toml").read_text().replace("minisgl.workers", "minisgl.eagle_worker")
+    text = text.replace("EagleWorker.draft_extend", "EAGLEWorker.forward_draft_extend_after_decode")
+    (place / "v1.toml").write_text(text.replace("EagleWorker", "EAGLEWorker"))
+    return place / "v1.toml"
+
+
+@pytest.mark.parametrize("worker", ["v1", "v2"])
+def test_phases_of_a_spawned_scheduler_armed_between_requests(worker: str, place: Path) -> None:
+    v1 = worker == "v1"
+    recipe, module = (recipe_of_v1(place), "minisgl.eagle_worker") if v1 else (HERE / "minisgl.toml", "minisgl.workers")
+    after = ["--v1"] if v1 else []
+    plain = serve(after=after)
     expected = [request(plain, 40, 2) for _ in range(3)]
     plain.communicate(timeout=20)
-    server = serve(sys.executable, "-m", "specmeter", "run", "--recipe", str(HERE / "minisgl.toml"), "--")
+    server = serve(sys.executable, "-m", "specmeter", "run", "--recipe", str(recipe), "--", after=after)
     try:
         answers = [request(server, 40, 2)]
         link = find_link()
-        until(lambda: scheduler_of(link), "the scheduler's report")
+        until(lambda: scheduler_of(link, module), "the scheduler's report")
         assert arm(link).silent == ()
         answers.append(request(server, 40, 2))
         (scheduler,) = [found for found in processes(link) if found.ring is not None]

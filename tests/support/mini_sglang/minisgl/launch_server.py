@@ -12,7 +12,7 @@ def main() -> None:
     """One line ``CYCLES BATCH`` a request; prints its sum."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_scheduler_process, args=(theirs,))
+    process = context.Process(target=run_scheduler_process, args=(theirs, "--v1" in sys.argv))
     process.start()
     print("up", flush=True)
     for line in sys.stdin:

@@ -13,10 +13,13 @@ from .workers import EagleWorker, Result, TpModelWorker
 class Scheduler:
     """One request a message: (tokens wanted, batch size); the answer is the tokens counted and their sum."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, v1: bool = False) -> None:
         self.pipe = pipe
         self.tp_worker = TpModelWorker()
-        self.draft_worker = EagleWorker(self.tp_worker)
+        worker: Any = EagleWorker
+        if v1:  # each worker's module is imported only where it is used
+            from .eagle_worker import EAGLEWorker as worker
+        self.draft_worker = worker(self.tp_worker)
         self.result_queue: deque[Any] = deque()
         self.rows: list[int] = []
         self.left = 0
@@ -33,6 +36,13 @@ class Scheduler:
             if len(self.result_queue) > 1 or (self.result_queue and not batch):
                 self.process_batch_result(self.result_queue.popleft())
 
+    def event_loop_normal(self) -> None:
+        """Never returns either; no batch is under way while a result is handled."""
+        while True:
+            if not self.rows and not self.receive():
+                return
+            self.process_batch_result(self.run_batch(self.get_next_batch()))
+
     def receive(self) -> bool:
         """Wait for a request; False at the end."""
         wanted, batch = self.pipe.recv()
@@ -45,7 +55,8 @@ class Scheduler:
 
     def run_batch(self, batch: list[int]) -> Result:
         """One cycle."""
-        return self.draft_worker.forward_batch_generation(batch)
+        result: Result = self.draft_worker.forward_batch_generation(batch)
+        return result
 
     def process_batch_result(self, result: Result) -> None:
         """Count the tokens; answer at the request's end."""
@@ -57,8 +68,12 @@ class Scheduler:
             self.result_queue.clear()
 
 
-def run_scheduler_process(pipe: Connection) -> None:
+def run_scheduler_process(pipe: Connection, v1: bool = False) -> None:
     """The spawned process's main function; loads plugins first, as the engine does."""
     for plugin in entry_points(group="sglang.srt.plugins"):
         plugin.load()()
-    Scheduler(pipe).event_loop_overlap()
+    scheduler = Scheduler(pipe, v1)
+    if v1:
+        scheduler.event_loop_normal()
+    else:
+        scheduler.event_loop_overlap()
