@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specmeter.bench.switching import KNOB
-from specmeter.control import Link, arm, disarm, knob_states, launch_env, turn
+from specmeter.bench.progress import Progress
+from specmeter.bench.prompts import load_prompts
+from specmeter.bench.schedule import Sending, warm_up
+from specmeter.bench.session import Session
+from specmeter.bench.switching import KNOB, Switch
+from specmeter.control import Link, knob_states, launch_env, turn
 from specmeter.control.prepare import prepare_link
-from specmeter.engines import Counters, Setting, engine_named
+from specmeter.engines import Counters, Server, Setting, engine_named
 from specmeter.runtime import layout
 from specmeter.trace import Request, load_link
 from specmeter.trace.cycles import DECODE, KEPT
@@ -42,6 +46,7 @@ class Ran:
     knobs: list[dict[str, Any]] = field(default_factory=list)
     untouched: tuple[list[int], Counters] = ([], Counters())
     disarmed: tuple[list[int], Counters] = ([], Counters())
+    verified: list[dict[str, Any]] = field(default_factory=list)
 
 
 def state(link: Link) -> dict[str, Any]:
@@ -58,20 +63,26 @@ def counted(url: str) -> tuple[Request, list[int], Counters]:
 
 
 def run(url: str, link: Link) -> Ran:
-    """The stages: armed and untouched, the turns, disarmed."""
+    """The stages: armed and untouched, the turns, the load generator's own turns, disarmed."""
     found = Ran(link)
-    arm(link)
-    _, tokens, counts = counted(url)
-    found.untouched = (tokens, counts)
-    for steps in TURNS:
-        assert not turn(link, {KNOB: steps}).silent
-        request, tokens, counts = counted(url)
-        found.requests.append(request)
-        found.tokens.append(tokens)
-        found.counts.append(counts)
-        found.knobs.append(state(link))
-    turn(link, {KNOB: 1})
-    disarm(link)
+    server = Server(url, engine_named("vllm"))
+    running = Session(server, server.engine, link, server.model_name(), Progress())
+    with running.armed():
+        _, tokens, counts = counted(url)
+        found.untouched = (tokens, counts)
+        for steps in TURNS:
+            assert not turn(link, {KNOB: steps}).silent
+            request, tokens, counts = counted(url)
+            found.requests.append(request)
+            found.tokens.append(tokens)
+            found.counts.append(counts)
+            found.knobs.append(state(link))
+        switch, settings = Switch(running), [Setting.of(steps) for steps in (1, 0, 2)]
+        calls = warm_up(load_prompts(None, []).sample(1, 0)[0], [None] * 3, None, Sending(8))
+        switch.meet(calls[:1])
+        switch.drive("switched", [(setting, [call]) for setting, call in zip(settings, calls, strict=True)])
+        found.verified = switch.verified()
+    server.stop()
     _, tokens, counts = counted(url)
     found.disarmed = (tokens, counts)
     found.knobs.append(state(link))
@@ -128,7 +139,13 @@ def test_the_process_reads_the_number_back_and_marks_each_turn(ran: Ran) -> None
         marks += raw["f6"][
             (raw["f4"] == layout.KIND_MARK) & (raw["f3"] == layout.POINT_KNOB) & (raw["f7"] > 0)
         ].tolist()
-    assert marks == list(TURNS)
+    assert marks == [*TURNS, 1, 0, 2]
+
+
+def test_the_load_generator_switches_and_checks_by_itself(ran: Ran) -> None:
+    assert [row["setting"] for row in ran.verified] == ["k=1", "k=0", "k=2"]
+    assert all(row["agrees"] is True and row["turns"] == 1 for row in ran.verified)
+    assert [row["cycles"] > 0 for row in ran.verified] == [True, False, True]
 
 
 def test_tokens_of_three_steps_are_the_same_before_between_and_after(ran: Ran) -> None:

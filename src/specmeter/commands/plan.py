@@ -83,6 +83,10 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         print(f"refused: {item['name']}{runner} ({required}): {item['reason']}")
         for near in item["nearest"]:
             print(f"         nearest: {near}")
+    for knob in plan["knobs"]:
+        print(f"knob {knob['name']}: {knob['path']}, {knob['low']} to {knob['most']}, turned at {knob['point']}")
+    for item in plan["knobs_refused"]:
+        print(f"refused: knob {item['name']}: {item['reason']}")
 
 
 def _short(point: Mapping[str, Any]) -> str:

@@ -175,7 +175,7 @@ class LiveRunner:
 
     def _switched(self, candidates: Sequence[Candidate]) -> SwitchedServer | None:
         """A start in which the candidates are switched, if they have to be; raises CannotSwitch."""
-        if self.per_request or not self.together or not any(c.setting.steps for c in candidates):
+        if self.per_request or len(candidates) == 1:
             return None
         longest = max(candidates, key=lambda c: c.setting.steps)
         return prepare(longest.arm(self.spec).spec, self.how, [c.setting for c in candidates], whole=False)
