@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
+from typing import TYPE_CHECKING
 
 from specmeter.errors import SpecmeterError
+
+if TYPE_CHECKING:  # a check runs on hosts with a Python of 3.9 too
+    from typing import TypeGuard
 
 # No model has nearly as many; a config that claims more must not make anybody build a list of them.
 MOST_LAYERS = 10_000

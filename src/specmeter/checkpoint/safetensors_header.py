@@ -15,9 +15,12 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import TYPE_CHECKING, BinaryIO
 
 from specmeter.errors import SpecmeterError
+
+if TYPE_CHECKING:  # a check runs on hosts with a Python of 3.9 too
+    from typing import TypeGuard
 
 # The format's own limit on the header's length.
 MAX_HEADER_BYTES = 100_000_000

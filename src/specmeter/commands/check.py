@@ -14,8 +14,8 @@ from specmeter import __version__
 from specmeter.control.holder import describe, holder
 from specmeter.control.link import Link, find_link
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.check_view import check_sentence, check_word
-from specmeter.reporters.terminal import print_headed
+from specmeter.reporters.check_words import check_sentence, check_word
+from specmeter.reporters.inert import inert
 from specmeter.wiring.check import Result, check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
 from specmeter.wiring.feed import Feed, key_text
@@ -76,19 +76,40 @@ def run(args: argparse.Namespace) -> int:
         result = _with_live(result, link, engines[0], settings, args)
     if args.probe or args.scan:
         # Only here is torch needed: the static check runs on a bare install.
-        from specmeter.wiring.numeric_run import measure
+        try:
+            from specmeter.wiring.numeric_run import measure
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "specmeter":
+                raise
+            raise SpecmeterError(  # the folder that was sent to another host does not hold the engine
+                "--probe and --scan run the pair, which is not done on another host.",
+                "They need the embedded engine and torch, and specmeter installs nothing there.",
+                "Leave them out with --on, or run them where the models are and specmeter is installed.",
+                Exit.ENVIRONMENT,
+            ) from None
 
         numbers = measure(result, args.probe, args.scan, args.threads, _say)
         result = replace(result, findings=tuple(in_order([*result.findings, *numbers.findings])), numbers=numbers)
     if args.json:
         print(json.dumps(as_document(result)))
     else:
-        lines = io.StringIO()
-        write_check(result, lines)
-        print_headed(check_sentence(_result(result)), check_word(_result(result)), lines.getvalue())
+        _print(result)
     failing = {Severity.ERROR, Severity(args.fail_on)}
     failed = any(finding.severity in failing for finding in result.findings)
     return int(Exit.FINDING if failed else Exit.DONE)
+
+
+def _print(result: Result) -> None:
+    """The verdict and the lines below it; plain where the report's library is not there, as on another host."""
+    lines = io.StringIO()
+    write_check(result, lines)
+    sentence, word = check_sentence(_result(result)), check_word(_result(result))
+    try:
+        from specmeter.reporters.terminal import print_headed
+    except ModuleNotFoundError:
+        print("\n".join(inert(line, 4000) for line in (sentence, "", *lines.getvalue().splitlines())))
+        return
+    print_headed(sentence, word, lines.getvalue())
 
 
 def _link(args: argparse.Namespace) -> Link | None:
@@ -139,7 +160,6 @@ def _engine_of(link: Link, args: argparse.Namespace) -> Engine:
 
 def _with_live(result: Result, link: Link, engine: Engine, settings: Settings, args: argparse.Namespace) -> Result:
     """The result with what the server's processes hold, and what that means."""
-    # Reading rings needs numpy and an HTTP client; the static check starts without them.
     from specmeter.wiring.live import watch
     from specmeter.wiring.live_checks import compare
 

@@ -36,7 +36,7 @@ from specmeter.commands.serve import DEFAULT_STEPS
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.check_view import check_sentence, check_word
+from specmeter.reporters.check_words import check_sentence, check_word
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter, load

@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 # Commands whose parts run on a bare CPython 3.9 or later.
-COMMANDS = ("source", "plan", "recipe", "run", "arm", "disarm", "status", "attach", "detach", "patch")
+COMMANDS = ("source", "plan", "recipe", "run", "arm", "disarm", "status", "attach", "detach", "patch", "check")
 _FOLDERS = ("source", "recipes", "runtime", "control", "attach", "patch")
 _FILES = (
     "__init__.py",
@@ -26,6 +26,9 @@ _FILES = (
     "commands/__init__.py",
     "commands/link_options.py",
 )
+# What one command needs beyond that.
+_MORE_FOLDERS = {"check": ("wiring", "checkpoint")}
+_MORE_FILES = {"check": ("reporters/__init__.py", "reporters/inert.py", "reporters/check_words.py")}
 # What a session needs there: the server's guardian, the load generator, the reader of rings.
 RELAY = "relay"
 _RELAY_FOLDERS = ("source", "recipes", "runtime", "control")
@@ -56,7 +59,8 @@ def bundle(command: str) -> bytes:
     names = [*_FILES, *(f"commands/{name}.py" for name in {command, "source", "status"})]
     if relay:
         names = list(_RELAY_FILES)
-    for folder in _RELAY_FOLDERS if relay else _FOLDERS:
+    names += _MORE_FILES.get(command, ())
+    for folder in _RELAY_FOLDERS if relay else (*_FOLDERS, *_MORE_FOLDERS.get(command, ())):
         files = sorted([*(root / folder).rglob("*.py"), *(root / folder).rglob("*.toml")])
         names += [path.relative_to(root).as_posix() for path in files]
     stream = io.BytesIO()

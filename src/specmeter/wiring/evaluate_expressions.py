@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from types import NoneType
+from typing import TYPE_CHECKING
 
 from specmeter.wiring.evaluate_values import (
     COMPARISONS,
@@ -19,6 +19,9 @@ from specmeter.wiring.evaluate_values import (
     guarded,
     is_true,
 )
+
+if TYPE_CHECKING:  # a check runs on hosts with a Python of 3.9 too
+    from typing import TypeGuard
 
 MAX_STEPS = 200_000
 # A check looks at one pipeline stage that holds the whole model.
@@ -52,7 +55,7 @@ class Expressions:
             items: list[object] = [Unknown()] * len(target.elts)
             if not isinstance(value, Unknown):
                 items = list(as_items(value, target.lineno))
-            for part, item in zip(target.elts, items, strict=False):
+            for part, item in zip(target.elts, items):  # noqa: B905 (3.9)
                 self.store(part, item, names)
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, names), self.value(target.slice, names)
@@ -125,7 +128,7 @@ class Expressions:
             return Unknown("item")
         if isinstance(node.slice, ast.Slice):
             low, high = (None if p is None else self.value(p, names) for p in (node.slice.lower, node.slice.upper))
-            if not isinstance(low, (int, NoneType)) or not isinstance(high, (int, NoneType)):
+            if not (_is_bound(low) and _is_bound(high)):
                 return Unknown("slice")
             return owner[low:high] if isinstance(owner, (list, tuple, str)) else Unknown("slice")
         key = self.value(node.slice, names)
@@ -151,7 +154,7 @@ class Expressions:
         return items
 
     def _dict(self, node: ast.Dict, names: dict[str, object]) -> object:
-        pairs = zip(node.keys, node.values, strict=True)
+        pairs = zip(node.keys, node.values)  # noqa: B905 (3.9)
         return {self.value(key, names): self.value(value, names) for key, value in pairs if key is not None}
 
     def _listcomp(self, node: ast.ListComp, names: dict[str, object]) -> object:
@@ -216,7 +219,7 @@ class Expressions:
 
     def _compare(self, node: ast.Compare, names: dict[str, object]) -> object:
         left = self.value(node.left, names)
-        for operator, right_node in zip(node.ops, node.comparators, strict=True):
+        for operator, right_node in zip(node.ops, node.comparators):  # noqa: B905 (3.9)
             right = self.value(right_node, names)
             compare = COMPARISONS[type(operator)]
             if isinstance(operator, (ast.Is, ast.IsNot)):
@@ -239,3 +242,7 @@ class Expressions:
 
     def _call(self, node: ast.Call, names: dict[str, object]) -> object:
         raise NotImplementedError
+
+
+def _is_bound(value: object) -> TypeGuard[int | None]:
+    return value is None or isinstance(value, int)

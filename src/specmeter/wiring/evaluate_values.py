@@ -97,14 +97,14 @@ def bind(
     parameters = [*function.args.posonlyargs, *function.args.args]
     names: dict[str, object] = {p.arg: Unknown(p.arg) for p in [*parameters, *function.args.kwonlyargs]}
     defaults = function.args.defaults
-    for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
+    for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults):  # noqa: B905 (3.9)
         names[parameter.arg] = value(default)
-    for parameter, standard in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+    for parameter, standard in zip(function.args.kwonlyargs, function.args.kw_defaults):  # noqa: B905 (3.9)
         if standard is not None:
             names[parameter.arg] = value(standard)
     if len(arguments) > len(parameters) and function.args.vararg is None:
         raise Raised("TypeError", f"{function.name}() takes {len(parameters)} arguments", function.lineno)
-    for parameter, argument in zip(parameters, arguments, strict=False):
+    for parameter, argument in zip(parameters, arguments):  # noqa: B905 (3.9)
         names[parameter.arg] = argument
     names.update({key: word for key, word in keywords.items() if key in names})
     return names
@@ -132,7 +132,7 @@ BUILTINS: dict[str, Callable[..., object]] = {
     "min": min, "sum": sum, "any": any, "all": all, "int": int, "bool": is_true, "abs": abs, "str": str,
     "range": _small_range, "dict": dict, "reversed": lambda items: list(reversed(items)),
     "enumerate": lambda items, start=0: list(enumerate(items, start)),
-    "zip": lambda *items: list(zip(*items, strict=False)),
+    "zip": lambda *items: list(zip(*items)),  # noqa: B905 (3.9)
 }  # fmt: skip
 
 METHODS: dict[str, Callable[..., object]] = {

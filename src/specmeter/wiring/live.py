@@ -2,23 +2,26 @@
 
 Each recipe has a point ``wiring`` in a function that runs once a request, so that it costs decoding nothing. Its values
 are ids and shapes, written to the process's ring as any other value. A value ``NAME_2`` is another place for NAME.
+Nothing here needs more than the standard library of 3.9, so that it runs on other hosts too.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from specmeter import control
 from specmeter.control.processes import Process
+from specmeter.control.records import NewRecords
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.runtime import layout
-from specmeter.trace.ring import read_ring
 
 POINT = "wiring"
 RUNNERS = {"mrv1": "model runner V1", "mrv2": "model runner V2"}
@@ -27,6 +30,7 @@ ANSWER_S = 120.0
 # Ranks work in step: those that are to come have come this long after the first.
 LATE_RANKS_S = 2.0
 POLL_S = 0.05
+_MOST_ANSWER = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,11 @@ def watch(link: control.Link, url: str | None, wait_s: float) -> tuple[Seen, ...
             Exit.REFUSED,
         )
     control.wait_for_processes(link, 1, 20.0)
-    with _armed(link, wait_s + ANSWER_S) as since:
+    news = _News(link, plan, points)
+    with _armed(link, wait_s + ANSWER_S):
         if url is not None:
             _ask(url)
-        found = _wait_for(lambda: _read(link, plan, points, since), link, wait_s)
+        found = _wait_for(news.read, link, wait_s)
     if not found:
         raise SpecmeterError(
             f"no request reached the engine of link {link.id} within {wait_s:g} s",
@@ -108,13 +113,12 @@ def _wait_for(read: Callable[[], tuple[Seen, ...]], link: control.Link, wait_s: 
 
 
 @contextmanager
-def _armed(link: control.Link, longest_s: float) -> Iterator[int]:
-    """Probes in while inside, gives the time (perf_counter_ns) from which records are new.
+def _armed(link: control.Link, longest_s: float) -> Iterator[None]:
+    """Probes in while inside.
 
     Should this process be killed, the server's watchdog takes the probes out after ``longest_s``.
     """
     before = bool(link.document()["state"]["armed"])
-    since = time.perf_counter_ns()
     try:
         if not before:
             ack = control.arm(link, watchdog_s=longest_s)
@@ -125,7 +129,7 @@ def _armed(link: control.Link, longest_s: float) -> Iterator[int]:
                     f"specmeter status --link {link.id} says more.",
                     Exit.SERVER_FAILED,
                 )
-        yield since
+        yield
     finally:
         if not before:
             link.update(armed=False, watchdog_s=0.0)
@@ -134,58 +138,86 @@ def _armed(link: control.Link, longest_s: float) -> Iterator[int]:
 
 def _ask(url: str) -> None:
     """One short greedy request. Raises SpecmeterError when the server refuses it or does not answer."""
-    # Never through a proxy: the environment's proxies are for the outside.
-    with httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False) as http:
-        try:
-            models = http.get("/v1/models")
-            names = [str(entry["id"]) for entry in models.json()["data"]] if models.status_code == 200 else []
-            body = {"model": (names or ["default"])[0], "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0}
-            answer = http.post("/v1/completions", json=body)
-            answer.raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as fault:
-            raise SpecmeterError(
-                f"the server at {url} did not answer a request",
-                f"{type(fault).__name__}: {fault}",
-                "Check --url, or leave it out and send a request yourself.",
-                Exit.SERVER_FAILED,
-            ) from None
-
-
-def _read(
-    link: control.Link, plan: Mapping[str, Any], points: Mapping[int, Mapping[str, Any]], since: int
-) -> tuple[Seen, ...]:
-    found = [_of(process, plan, points, since) for process in control.processes(link, alive_only=True)]
-    seen = [one for one in found if one is not None]
-    return tuple(sorted(seen, key=lambda one: (one.rank is None, one.rank or 0, one.pid)))
-
-
-def _of(process: Process, plan: Mapping[str, Any], points: Mapping[int, Mapping[str, Any]], since: int) -> Seen | None:
-    """What one process has written since a moment; None when the wiring point has not run in it."""
-    if process.ring is None:
-        return None
     try:
-        records = read_ring(process.ring).records
-    except SpecmeterError:
-        return None  # it is being made at this moment
-    records = records[records["t1"] >= since]
-    spans = records[records["kind"] == layout.KIND_HOST_SPAN]
-    hit = next((int(id) for id in spans["point"][::-1] if int(id) in points), None)
-    if hit is None:
-        return None
-    ids = {id: key.partition(".")[2] for key, id in plan["value_ids"].items() if key.partition(".")[0] == POINT}
-    mine = records[records["kind"] == layout.KIND_VALUE]
-    values: dict[str, tuple[int, ...]] = {}
-    for id, name in ids.items():
-        of_name = mine[mine["point"] == id]
-        if len(of_name):
-            last = of_name[of_name["t1"] == of_name["t1"].max()]
-            values[name] = tuple(int(number) for number in last["t0"])
-    refused = process.report.get("refused_values", {})
-    unread = {ids[int(id)]: str(why) for id, why in refused.items() if int(id) in ids}
-    # An empty list was read too, but leaves no record.
-    values.update({name: () for name in points[hit].get("values", {}) if name not in values and name not in unread})
-    world = process.report.get("world")
-    return Seen(
-        process.pid, process.rank, None if world is None else int(world), str(points[hit].get("runner") or ""), values,
-        unread,
-    )  # fmt: skip
+        status, text = _http(url, "GET", "/v1/models")
+        names = [str(entry["id"]) for entry in json.loads(text)["data"]] if status == 200 else []
+        body = {"model": (names or ["default"])[0], "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0}
+        status, text = _http(url, "POST", "/v1/completions", json.dumps(body).encode())
+        if status >= 400:
+            raise ValueError(f"HTTP {status}: {text[:200].decode('utf-8', 'replace').strip()}")
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as fault:
+        raise SpecmeterError(
+            f"the server at {url} did not answer a request",
+            f"{type(fault).__name__}: {fault}",
+            "Check --url, or leave it out and send a request yourself.",
+            Exit.SERVER_FAILED,
+        ) from None
+
+
+def _http(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of one request. Never through a proxy: the environment's proxies are for the outside."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        connection.request(method, parts.path.rstrip("/") + path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read(_MOST_ANSWER)
+    finally:
+        connection.close()
+
+
+class _News:
+    """What the processes of a link write from its making on, as far as the wiring point is concerned."""
+
+    def __init__(self, link: control.Link, plan: Mapping[str, Any], points: Mapping[int, Mapping[str, Any]]) -> None:
+        self._link, self._points = link, points
+        table = plan["value_ids"].items()
+        self._ids = {int(id): key.partition(".")[2] for key, id in table if key.partition(".")[0] == POINT}
+        self._rings: dict[Path, NewRecords] = {}
+        self._spans: dict[Path, int] = {}
+        # value id -> moment and numbers of its last reading
+        self._values: dict[Path, dict[int, tuple[int, list[int]]]] = {}
+        for process in control.processes(link, alive_only=True):
+            self._open(process.ring, from_start=False)
+
+    def read(self) -> tuple[Seen, ...]:
+        """What is there now, the ranks in order."""
+        seen = []
+        for process in control.processes(self._link, alive_only=True):
+            self._open(process.ring, from_start=True)
+            if process.ring is not None and process.ring in self._rings:
+                self._take(process.ring)
+                if process.ring in self._spans:
+                    seen.append(self._of(process, process.ring))
+        return tuple(sorted(seen, key=lambda one: (one.rank is None, one.rank or 0, one.pid)))
+
+    def _open(self, ring: Path | None, from_start: bool) -> None:
+        if ring is None or ring in self._rings:
+            return
+        try:
+            self._rings[ring] = NewRecords(ring, from_start)
+        except (OSError, ValueError):
+            return  # it is being made at this moment
+        self._values[ring] = {}
+
+    def _take(self, ring: Path) -> None:
+        while data := self._rings[ring].take():
+            for t0, t1, _cycle, point, kind, _lane, _value, _seq in layout.RECORD.iter_unpack(data):
+                if kind == layout.KIND_HOST_SPAN and point in self._points:
+                    self._spans[ring] = point
+                elif kind == layout.KIND_VALUE and point in self._ids:
+                    moment, numbers = self._values[ring].get(point, (t1, []))
+                    kept = numbers if moment == t1 else []
+                    self._values[ring][point] = (t1, [*kept, t0])
+
+    def _of(self, process: Process, ring: Path) -> Seen:
+        point = self._points[self._spans[ring]]
+        values = {self._ids[id]: tuple(numbers) for id, (_, numbers) in self._values[ring].items()}
+        refused = process.report.get("refused_values", {})
+        unread = {self._ids[int(id)]: str(why) for id, why in refused.items() if int(id) in self._ids}
+        # An empty list was read too, but leaves no record.
+        values.update({name: () for name in point.get("values", {}) if name not in values and name not in unread})
+        world = process.report.get("world")
+        world = None if world is None else int(world)
+        return Seen(process.pid, process.rank, world, str(point.get("runner") or ""), values, unread)

@@ -32,7 +32,7 @@ def write_check(result: Result, out: TextIO | None = None) -> None:
     for finding in result.findings:
         lines += _finding(finding)
     counts = [sum(f.severity is kind for f in result.findings) for kind in Severity]
-    words = [f"{n} {kind.value}{'' if n == 1 else 's'}" for n, kind in zip(counts, Severity, strict=True)]
+    words = [f"{n} {kind.value}{'' if n == 1 else 's'}" for n, kind in zip(counts, Severity)]  # noqa: B905 (3.9)
     lines.append(", ".join(words) + ".")
     print("\n".join(lines), file=stream)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Optional
 
 from specmeter.wiring.feed import Evidence, Feed
 from specmeter.wiring.from_source import (
@@ -28,7 +29,8 @@ _READERS = (
     "srt/model_executor/model_runner.py",
 )
 _GRAPHS = ("srt/model_executor/cuda_graph_runner.py",)
-_Answer = tuple[tuple[int, ...] | None, tuple[int, ...], str, tuple[Evidence, ...]]
+# Evaluated where it is loaded, on a Python of 3.9 too.
+_Answer = tuple[Optional[tuple[int, ...]], tuple[int, ...], str, tuple[Evidence, ...]]  # noqa: UP045
 
 
 def derive(tree: Tree, version: str, target: Shape, config: Mapping[str, object]) -> list[Feed]:

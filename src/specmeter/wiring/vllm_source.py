@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import Optional
 
 from specmeter.wiring.evaluate import Evaluator
 from specmeter.wiring.evaluate_values import Instance, Raised, Undecided
@@ -28,7 +29,8 @@ from specmeter.wiring.tree import Located, SourceClass, Tree
 SETTER = "set_aux_hidden_state_layers"
 DEFAULTS = ("get_eagle3_default_aux_hidden_state_layers", "get_eagle3_aux_hidden_state_layers")
 _RUNNER_V1 = "v1/worker/gpu_model_runner.py"
-_Answer = tuple[tuple[int, ...] | None, tuple[int, ...], str, tuple[Evidence, ...]]
+# Evaluated where it is loaded, on a Python of 3.9 too.
+_Answer = tuple[Optional[tuple[int, ...]], tuple[int, ...], str, tuple[Evidence, ...]]  # noqa: UP045
 
 
 def derive(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from specmeter.checkpoint.folder import Checkpoint
 from specmeter.checkpoint.safetensors_header import read_integers
@@ -129,7 +128,7 @@ def _map_values(offsets: list[int], vocab: int, mask: list[int] | None) -> Itera
 
 def _absolute(offsets: list[int], targets: list[int], vocab: int, mask: list[int] | None) -> Finding | None:
     """d2t holding target ids instead of offsets: they grow strictly, and t2d (if any) marks exactly them."""
-    growing = all(a < b for a, b in pairwise(offsets))
+    growing = all(a < b for a, b in zip(offsets, offsets[1:]))  # noqa: B905, RUF007 (3.9)
     inside = bool(offsets) and offsets[0] >= 0 and offsets[-1] < vocab
     if len(offsets) < 2 or not growing or not inside:
         return None

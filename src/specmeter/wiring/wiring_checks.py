@@ -60,7 +60,7 @@ def _keys_against_each_other(config: Mapping[str, object], architecture: str) ->
     if top == nested and architecture.startswith(CHANGED_MEANING):
         return
     if isinstance(top, list) and isinstance(nested, list):
-        same = all(isinstance(a, int) and isinstance(b, int) and a == b + 1 for a, b in zip(top, nested, strict=False))
+        same = all(isinstance(a, int) and isinstance(b, int) and a == b + 1 for a, b in zip(top, nested))  # noqa: B905 (3.9)
         if not same or len(top) != len(nested):
             yield error(
                 "ids-conflict",
@@ -161,7 +161,7 @@ def _why_embedding(feed: Feed, trained: Trained) -> str:
 
 def _shift(feed: Feed, trained: Trained, cure: str) -> Finding:
     assert trained.states is not None and feed.states is not None
-    pairs = list(zip(feed.states, trained.states, strict=False))
+    pairs = list(zip(feed.states, trained.states))  # noqa: B905 (3.9)
     steps = {fed - wanted for fed, wanted in pairs}
     cause = "The head drafts from states it never saw: it runs, and accepts less."
     if len(steps) == 1 and len(feed.states) == len(trained.states):
