@@ -21,6 +21,7 @@ from specmeter.exports.timeline import build_timeline
 from specmeter.live.app import Top
 from specmeter.live.server import LiveServer
 from specmeter.live.view import Shown
+from specmeter.live.watch import LinksHere
 from specmeter.trace import load_link
 from specmeter.trace.rundir import RunWriter
 from tests.support.children import ask, environment, running, until
@@ -100,7 +101,7 @@ def cycle_torch(n):
 def test_keys_arm_and_disarm_a_real_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     link = make_toy(tmp_path, "toymod", SOURCE, MARKS).link(tmp_path / "specmeter", link_id="toy")
-    app = Top(None, 20, Shown(seconds=2))
+    app = Top(LinksHere(), 20, Shown(seconds=2))
 
     async def steps() -> None:
         async with app.run_test(size=(100, 20)) as pilot:

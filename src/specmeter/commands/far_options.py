@@ -5,31 +5,60 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from specmeter.bench.place import HERE, Place
+from specmeter.control import find_link
 from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
+from specmeter.live.watch import Links, LinksHere
 from specmeter.tune.flags import EngineFlags, engine_flags
+
+if TYPE_CHECKING:
+    from specmeter.hosts.place import There
 
 
 @contextlib.contextmanager
 def place_of(args: argparse.Namespace) -> Iterator[Place]:
     """The place that ``--on`` names; its session ends with the block. Raises SpecmeterError (exit 5)."""
-    hosts = list(getattr(args, "on", None) or ())
-    if not hosts:
-        yield HERE
+    with _sessions(args) as places:
+        if len(places) > 1:
+            raise SpecmeterError("More than one --on is not known to this command yet.")
+        yield places[0] if places else HERE
+
+
+@contextlib.contextmanager
+def links_of(args: argparse.Namespace) -> Iterator[Links]:
+    """The links that ``--on`` and ``--link`` name, for live views."""
+    with _sessions(args) as places:
+        if not places:
+            yield LinksHere(find_link(args.link) if args.link else None)
+            return
+        from specmeter.hosts.live_links import FarLinks
+
+        yield FarLinks(places, args.link)
+
+
+@contextlib.contextmanager
+def _sessions(args: argparse.Namespace) -> Iterator[list[There]]:
+    """A session with each host of ``--on``, ended with the block."""
+    names = list(getattr(args, "on", None) or ())
+    places: list[There] = []
+    if not names:
+        yield places
         return
     from specmeter.hosts.address import parse
     from specmeter.hosts.place import There
     from specmeter.hosts.relay import Relay
 
-    if len(hosts) > 1:
-        raise SpecmeterError("More than one --on is not known to this command yet.")
-    place = There(Relay(parse(hosts[0]), args.far_python))
+    hosts = [parse(name) for name in names]
     try:
-        yield place
+        for host in hosts:
+            places.append(There(Relay(host, args.far_python)))
+        yield places
     finally:
-        place.close()
+        for place in places:
+            place.close()
 
 
 def flags_at(place: Place, spec: ServerSpec) -> EngineFlags:

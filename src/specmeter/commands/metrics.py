@@ -15,7 +15,7 @@ from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.exports.figures import Figures, baseline_of, run_figures
 from specmeter.exports.openmetrics import Collector, openmetrics_text, require_client
-from specmeter.live.watch import Watch
+from specmeter.live.watch import LinksHere, Watch
 from specmeter.reporters.inert import inert
 from specmeter.trace.rundir import load
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return int(Exit.DONE)
     # Before anything is waited for or listened on.
     require_client()
-    watch = Watch(find_link(args.link) if args.link else None, histograms=True)
+    watch = Watch(LinksHere(find_link(args.link) if args.link else None), histograms=True)
 
     def read() -> list[Figures]:
         return [figures.with_baseline(step_s, overhead) for figures in watch.figures()]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.commands.far_options import links_of
 from specmeter.commands.link_options import add_link_arguments
-from specmeter.control import find_link
-from specmeter.control.link import Link, links
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.exports.data import needs
 from specmeter.exports.figures import baseline_of
 from specmeter.live.server import LiveServer, beat
 from specmeter.live.view import Line, Shown, plain_text, server_lines
+from specmeter.live.watch import Links
 from specmeter.trace.rundir import load
 
 
@@ -42,34 +42,35 @@ def run(args: argparse.Namespace) -> int:
         raise SpecmeterError(f"{args.baseline} holds no baseline step.", next_step="Name a run that measured one.")
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     shown = Shown(seconds=args.seconds, baseline_ms=step_s * 1e3 if step_s else None, unicode=unicode)
-    chosen = find_link(args.link) if args.link else None
-    if args.once or args.json:
-        return _once(chosen, args, shown)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    once = args.once or args.json
+    if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SpecmeterError(
             "top needs a terminal", "Input or output is none.", "Use `specmeter top --once`, or --json, in a pipe."
         )
-    _app(chosen, args.rate, shown)
+    with links_of(args) as where:
+        if once:
+            return _once(where, args, shown)
+        _app(where, args.rate, shown)
     return int(Exit.DONE)
 
 
-def _app(chosen: Link | None, rate_hz: float, shown: Shown) -> None:
+def _app(where: Links, rate_hz: float, shown: Shown) -> None:
     try:
         from specmeter.live.app import Top
     except ImportError as error:
         raise needs("textual", "live", "The live view") from error
-    Top(chosen, rate_hz, shown).run()
+    Top(where, rate_hz, shown).run()
 
 
-def _once(chosen: Link | None, args: argparse.Namespace, shown: Shown) -> int:
+def _once(where: Links, args: argparse.Namespace, shown: Shown) -> int:
     """Look for as long as the figures are over, then print them."""
-    found = [chosen] if chosen else links()
-    servers = [LiveServer(link) for link in found]
+    servers = [LiveServer(link) for link in where.list()]
     end = time.monotonic() + args.seconds + 1
     while servers and time.monotonic() < end:
         for server in servers:
             server.poll()
         time.sleep(1 / args.rate)
+    where.list()  # a connection that was lost meanwhile is an error here
     second = beat(time.perf_counter())
     if args.json:
         result = {"servers": [_document(server, second, shown) for server in servers]}

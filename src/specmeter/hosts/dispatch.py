@@ -8,7 +8,7 @@ from specmeter.errors import SpecmeterError
 
 DEFAULT_PYTHON = "python3"
 # Commands that stay here and reach their servers there: the analysis is not sent.
-FROM_HERE = ("profile", "bench", "sweep", "compare", "tune")
+FROM_HERE = ("profile", "bench", "sweep", "compare", "tune", "top")
 
 
 def take_hosts(arguments: Sequence[str]) -> tuple[list[str], str, list[str]]:

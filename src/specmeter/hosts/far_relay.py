@@ -159,8 +159,9 @@ class Relay:
     def _do_arm(self, message: Message, payload: bytes) -> Reply:
         link = self._found[message["link"]]
         ack = control.arm(link, float(message["timeout_s"]), message["watchdog_s"])
-        self._armed[link.id] = link
-        return {"silent": [process.pid for process in ack.silent]}, b""
+        if message["watchdog_s"] is not None:  # else it is to stay
+            self._armed[link.id] = link
+        return {"silent": [process.pid for process in ack.silent], "done": len(ack.done)}, b""
 
     def _do_beat(self, message: Message, payload: bytes) -> Reply:
         for link in list(self._armed.values()):
@@ -171,7 +172,7 @@ class Relay:
         link = self._found[message["link"]]
         ack = control.disarm(link, float(message["timeout_s"]))
         self._armed.pop(link.id, None)
-        return {"silent": [process.pid for process in ack.silent]}, b""
+        return {"silent": [process.pid for process in ack.silent], "done": len(ack.done)}, b""
 
     def _do_remove(self, message: Message, payload: bytes) -> Reply:
         self._shipper.forget(message["link"])

@@ -40,8 +40,9 @@ class Shift:
 
 @dataclass(frozen=True)
 class FarLink(Link):
-    """A link of another host: ``path`` is its mirror here, ``far_path`` the folder there."""
+    """A link of another host: ``path`` is its mirror here, ``far_id`` and ``far_path`` what it is there."""
 
+    far_id: str = ""
     far_path: str = ""
     lives_there: dict[tuple[int, int], bool] = field(default_factory=dict, compare=False, repr=False)
 
@@ -54,11 +55,16 @@ class Mirror:
     """Fills the folder of one far link from ``process``, ``ring`` and ``records`` events.
 
     ``shift`` puts every moment on another host's clock. ``prefix`` keeps the names of several hosts' rings
-    apart; a mirror made with ``beside`` shares that one's folder.
+    apart; a mirror made with ``beside`` shares that one's folder. ``name`` is the link's id here, if not its own.
     """
 
     def __init__(
-        self, described: Mapping[str, Any], shift: Shift | None = None, prefix: str = "", beside: Mirror | None = None
+        self,
+        described: Mapping[str, Any],
+        shift: Shift | None = None,
+        prefix: str = "",
+        beside: Mirror | None = None,
+        name: str | None = None,
     ) -> None:
         self._shift = shift
         self.plan: dict[str, Any] = described["plan"]
@@ -68,7 +74,8 @@ class Mirror:
         self._closed = False
         self._own = beside is None
         folder = Path(tempfile.mkdtemp(prefix="specmeter-mirror-")) if beside is None else beside.link.path
-        self.link: FarLink = FarLink(str(described["link"]), folder, str(described["path"]))
+        far_id = str(described["link"])
+        self.link: FarLink = FarLink(name or far_id, folder, far_id, str(described["path"]))
         if self._own:
             write_private(folder / "plan.json", json.dumps(self.plan).encode())
             write_private(folder / "link.json", json.dumps(described["document"]).encode())

@@ -81,20 +81,25 @@ class There:
         return self.mirror(self.relay.call("find", link=name)[0]).link
 
     def mirror(
-        self, described: Mapping[str, Any], shift: Shift | None = None, prefix: str = "", beside: Mirror | None = None
+        self,
+        described: Mapping[str, Any],
+        shift: Shift | None = None,
+        prefix: str = "",
+        beside: Mirror | None = None,
+        name: str | None = None,
     ) -> Mirror:
         """A mirror of a link as the far side described it."""
-        mirror = Mirror(described, shift, prefix, beside)
-        self.mirrors[mirror.link.id] = mirror
+        mirror = Mirror(described, shift, prefix, beside, name)
+        self.mirrors[mirror.link.far_id] = mirror
         return mirror
 
     def remove_link(self, link: control.Link) -> None:
         """Remove it there, if it was made for us, and its mirror."""
-        mirror = self.mirrors.pop(link.id, None)
+        mirror = self.mirrors.pop(_far_id(link), None)
         if mirror is not None:
             mirror.close()
         with contextlib.suppress(SpecmeterError):
-            self.relay.call("remove", link=link.id)
+            self.relay.call("remove", link=_far_id(link))
 
     def start(
         self,
@@ -110,10 +115,10 @@ class There:
         port = int(self.relay.call("port", stated=stated)[0]["port"])
         command = spec.command if stated is not None else engine.with_port(spec.command, port)
         if link is not None:
-            self.relay.call("watch", link=link.id)
+            self.relay.call("watch", link=_far_id(link))
         self._started += 1
         self._say_state()
-        process = self._processes.start(command, spec.env, log_path, None if link is None else link.id)
+        process = self._processes.start(command, spec.env, log_path, None if link is None else _far_id(link))
         server = Server(f"http://127.0.0.1:{port}", engine, process, FarTransport(self.relay))
         try:
             server.wait_healthy(timeout_s or engine.default_start_timeout_s(), progress)
@@ -128,14 +133,14 @@ class There:
 
     def wait_for_processes(self, link: control.Link, count: int, timeout_s: float) -> None:
         """Wait there."""
-        self.relay.call("wait", link=link.id, count=count, timeout_s=timeout_s)
+        self.relay.call("wait", link=_far_id(link), count=count, timeout_s=timeout_s)
 
     def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
         """The far end becomes the link's controller."""
-        self.relay.call("watch", link=link.id)
+        self.relay.call("watch", link=_far_id(link))
         self._armed_s = watchdog_s
         self._say_state()
-        silent = self.relay.call("arm", link=link.id, timeout_s=timeout_s, watchdog_s=watchdog_s)[0]["silent"]
+        silent = self.relay.call("arm", link=_far_id(link), timeout_s=timeout_s, watchdog_s=watchdog_s)[0]["silent"]
         self._before = self.relay.traffic()
         return [int(pid) for pid in silent]
 
@@ -146,13 +151,13 @@ class There:
     def disarm(self, link: control.Link, timeout_s: float) -> None:
         """Disarm there."""
         self._live = {key: round(value - self._before[key], 3) for key, value in self.relay.traffic().items()}
-        self.relay.call("disarm", link=link.id, timeout_s=timeout_s)
+        self.relay.call("disarm", link=_far_id(link), timeout_s=timeout_s)
         self._armed_s = None
         self._say_state()
 
     def collect(self, link: control.Link) -> None:
         """Have the rest of the rings sent, and wait until it has been written."""
-        self.lost_records += int(self.relay.call("collect", link=link.id)[0]["lost"])
+        self.lost_records += int(self.relay.call("collect", link=_far_id(link))[0]["lost"])
         if self.relay.fault is not None:
             raise self.relay.fault
 
@@ -258,6 +263,5 @@ def _arrivals(count: int, rate: float, seed: int) -> list[float]:
     return moments
 
 
-def far_link(link: control.Link) -> FarLink | None:
-    """The link as a far one, None for one of this machine."""
-    return link if isinstance(link, FarLink) else None
+def _far_id(link: control.Link) -> str:
+    return link.far_id if isinstance(link, FarLink) else link.id

@@ -18,11 +18,10 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from specmeter.control.link import Link
-from specmeter.control.processes import Ack, arm, disarm
 from specmeter.errors import SpecmeterError
 from specmeter.live.server import LiveServer, beat
 from specmeter.live.view import Line, Shown, legend, server_lines
-from specmeter.live.watch import Watch
+from specmeter.live.watch import Links, Watch
 from specmeter.reporters.inert import inert
 
 KEYS = "a arm  d disarm  up/down choose  space freeze  q quit"
@@ -87,9 +86,9 @@ class Top(App[None]):
         Binding("q,ctrl+c", "quit", "quit"),
     ]
 
-    def __init__(self, chosen: Link | None, rate_hz: float, shown: Shown) -> None:
+    def __init__(self, where: Links, rate_hz: float, shown: Shown) -> None:
         super().__init__(ansi_color=True)
-        self.watch_ = Watch(chosen)
+        self.watch_ = Watch(where)
         self.at = 0
         self.frozen = False
         self.note = ""
@@ -174,16 +173,16 @@ class Top(App[None]):
         server = self._server()
         if server is not None:
             self.note = f"{'arming' if wanted else 'disarming'} {server.link.id}"
-            self._tell(arm if wanted else disarm, server, "armed" if wanted else "disarmed")
+            where = self.watch_.where
+            self._tell(where.arm if wanted else where.disarm, server, "armed" if wanted else "disarmed")
 
     @work(thread=True, exclusive=True)
-    def _tell(self, command: Callable[[Link, float], Ack], server: LiveServer, word: str) -> None:
+    def _tell(self, command: Callable[[Link, float], tuple[int, int]], server: LiveServer, word: str) -> None:
         """Send the command and wait for the answers, beside the drawing."""
         try:
-            ack = command(server.link, self.answer_s)
+            done, silent = command(server.link, self.answer_s)
         except (SpecmeterError, OSError) as error:
             self.note = f"{server.link.id}: {error}".splitlines()[0]
             return
-        silent = f", {len(ack.silent)} silent" if ack.silent else ""
-        self.note = f"{server.link.id}: {len(ack.done)} {word}{silent}"
+        self.note = f"{server.link.id}: {done} {word}" + (f", {silent} silent" if silent else "")
         self.call_from_thread(server.look)

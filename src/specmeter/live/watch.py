@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Protocol
 
 from specmeter.control.link import Link, links
+from specmeter.control.processes import arm, disarm
 from specmeter.errors import SpecmeterError
 from specmeter.exports.figures import Figures
 from specmeter.live.server import LiveServer
@@ -13,13 +15,50 @@ from specmeter.live.server import LiveServer
 _LINKS_S = 2.0
 
 
+class Links(Protocol):
+    """Where links are, and how their processes are told."""
+
+    def list(self) -> list[Link]:
+        """The links that are there now. Raises SpecmeterError."""
+        ...
+
+    def arm(self, link: Link, timeout_s: float) -> tuple[int, int]:
+        """Put the probes in; gives how many processes did and how many did not answer."""
+        ...
+
+    def disarm(self, link: Link, timeout_s: float) -> tuple[int, int]:
+        """Take them out."""
+        ...
+
+
+class LinksHere:
+    """The links of this user on this machine, or the one that was chosen."""
+
+    def __init__(self, chosen: Link | None = None) -> None:
+        self._chosen = chosen
+
+    def list(self) -> list[Link]:
+        """Oldest first."""
+        return [self._chosen] if self._chosen else links()
+
+    def arm(self, link: Link, timeout_s: float) -> tuple[int, int]:
+        """Arm, to stay."""
+        ack = arm(link, timeout_s)
+        return len(ack.done), len(ack.silent)
+
+    def disarm(self, link: Link, timeout_s: float) -> tuple[int, int]:
+        """Disarm."""
+        ack = disarm(link, timeout_s)
+        return len(ack.done), len(ack.silent)
+
+
 class Watch:
     """``servers`` by link id. ``note`` is the last thing that went wrong, empty when nothing did."""
 
-    def __init__(self, chosen: Link | None = None, histograms: bool = False) -> None:
+    def __init__(self, where: Links, histograms: bool = False) -> None:
         self.servers: dict[str, LiveServer] = {}
         self.note = ""
-        self._chosen = chosen
+        self.where = where
         self._histograms = histograms
         self._listed = -_LINKS_S
         self._lock = threading.Lock()
@@ -41,7 +80,7 @@ class Watch:
 
     def _list(self) -> None:
         try:
-            found = [self._chosen] if self._chosen else links()
+            found = self.where.list()
         except (SpecmeterError, OSError) as error:
             self.note = str(error).splitlines()[0]
             return

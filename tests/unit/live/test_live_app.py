@@ -21,6 +21,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.live import server as server_module
 from specmeter.live.app import KEYS, Board, Top
 from specmeter.live.view import Shown
+from specmeter.live.watch import LinksHere
 from tests.support.growing import GrowingRing
 from tests.support.saved_runs import MS, PLAN, recording
 
@@ -54,7 +55,7 @@ def fresh_rows() -> list[tuple[int, ...]]:
 
 
 def test_a_server_shows_up_with_its_bar_and_figures(ring: GrowingRing) -> None:
-    app = Top(None, 20, Shown())
+    app = Top(LinksHere(), 20, Shown())
 
     async def steps(pilot: Pilot[None]) -> None:
         assert "> one  synthetic 0  armed  1 process" in screen(app) and "no cycle yet" in screen(app)
@@ -68,7 +69,7 @@ def test_a_server_shows_up_with_its_bar_and_figures(ring: GrowingRing) -> None:
 
 
 def test_only_lines_that_change_are_drawn_again(ring: GrowingRing) -> None:
-    app = Top(None, 1, Shown())
+    app = Top(LinksHere(), 1, Shown())
 
     async def steps(pilot: Pilot[None]) -> None:
         board = app.query_one(Board)
@@ -88,7 +89,7 @@ def test_only_lines_that_change_are_drawn_again(ring: GrowingRing) -> None:
 
 
 def test_frozen_stands_still_and_still_reads(ring: GrowingRing) -> None:
-    app = Top(None, 20, Shown())
+    app = Top(LinksHere(), 20, Shown())
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("space")
@@ -105,7 +106,7 @@ def test_frozen_stands_still_and_still_reads(ring: GrowingRing) -> None:
 
 def test_choosing_and_links_that_come_and_go(ring: GrowingRing, tmp_path: Path) -> None:
     other = GrowingRing(tmp_path / "specmeter", PLAN, "two")
-    app = Top(None, 20, Shown())
+    app = Top(LinksHere(), 20, Shown())
 
     async def steps(pilot: Pilot[None]) -> None:
         assert "> one" in screen(app) and "  two" in screen(app)
@@ -120,7 +121,7 @@ def test_choosing_and_links_that_come_and_go(ring: GrowingRing, tmp_path: Path) 
 
 
 def test_arming_a_process_that_does_not_answer_is_said(ring: GrowingRing) -> None:
-    app = Top(None, 20, Shown())
+    app = Top(LinksHere(), 20, Shown())
     app.answer_s = 0.2
 
     async def steps(pilot: Pilot[None]) -> None:
@@ -137,7 +138,7 @@ def test_arming_a_process_that_does_not_answer_is_said(ring: GrowingRing) -> Non
 
 @pytest.mark.parametrize("size", [(40, 10), (80, 24), (200, 50)])
 def test_every_terminal_size_is_filled_and_not_overrun(ring: GrowingRing, size: tuple[int, int]) -> None:
-    app = Top(None, 20, Shown())
+    app = Top(LinksHere(), 20, Shown())
 
     async def steps(pilot: Pilot[None]) -> None:
         ring.add(fresh_rows())
@@ -195,5 +196,5 @@ def test_a_port_that_is_taken_is_said(ring: GrowingRing, capsys: pytest.CaptureF
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "specmeter.live.app", None)
     with pytest.raises(SpecmeterError) as error:
-        top._app(None, 10, Shown())
+        top._app(LinksHere(), 10, Shown())
     assert "'.[live]'" in error.value.next_step and error.value.exit == 5

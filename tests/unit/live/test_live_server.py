@@ -16,7 +16,7 @@ from specmeter.live import server as server_module
 from specmeter.live.server import LiveServer
 from specmeter.live.tail import Tail
 from specmeter.live.view import Shown, bar, clip, plain_text, rank_lines, server_lines
-from specmeter.live.watch import Watch
+from specmeter.live.watch import LinksHere, Watch
 from specmeter.runtime import layout
 from specmeter.trace import load_rings
 from tests.support.growing import GrowingRing
@@ -215,7 +215,7 @@ def test_a_link_without_a_plan_is_refused_by_itself(tmp_path: Path, monkeypatch:
     (bad.link.path / "plan.json").write_text("{")
     with pytest.raises(SpecmeterError):
         LiveServer(bad.link)
-    watch = Watch()
+    watch = Watch(LinksHere())
     watch.poll()
     assert list(watch.servers) == [good.link.id] and "bad" in watch.note
 
