@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ class Link:
         loopback.add_host(f"{name}-up", proxy.port, ControlPath=socket, ControlMaster="no")
         master = ["ssh", "-fNM", "-S", socket, name]
         subprocess.run(master, env=self._env, check=True, stderr=subprocess.DEVNULL)
-        self.close = lambda: subprocess.run(
-            ["ssh", "-S", socket, "-O", "exit", name], env=self._env, capture_output=True, check=False
-        )
+        self._closing = ["ssh", "-S", socket, "-O", "exit", name]
+
+    def close(self) -> None:
+        """End the connection that is up."""
+        subprocess.run(self._closing, env=self._env, capture_output=True, check=False)
 
     def nothing(self, connected: bool) -> list[str]:
         """The bare ssh of the same connection."""
@@ -152,7 +154,10 @@ def main() -> None:
 
 def summary(seen: dict[tuple[str, str], list[tuple[float, int, int, int]]], round_trip_ms: float) -> dict[str, Any]:
     """Medians and ranges of the slow link, and the round trips that its delay shows."""
-    pick: Callable[[str, str, int], list[float]] = lambda link, task, i: [run[i] for run in seen[link, task]]  # noqa: E731
+
+    def pick(link: str, task: str, place: int) -> list[float]:
+        return [run[place] for run in seen[link, task]]
+
     answer = {}
     for link, task in seen:
         if link != "slow":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specmeter import __version__
 from specmeter.commands import ENTRIES
@@ -40,8 +42,27 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     for entry in ENTRIES:
         sub = commands.add_parser(entry.name, help=entry.help, description=entry.help)
         if entry.name == chosen:
-            entry.load().prepare_parser(sub)
+            with _interrupt_waits():
+                command = entry.load()
+            command.prepare_parser(sub)
     return parser
+
+
+@contextlib.contextmanager
+def _interrupt_waits() -> Iterator[None]:
+    """Ctrl-C while packages are imported comes after it: some turn it into an ImportError of their own."""
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    except ValueError:  # not in the main thread: no handler of ours
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -91,7 +91,7 @@ class Scene:
             began = time.monotonic()
             child = self.start(operation, over_ssh)
             _, err = child.communicate(timeout=120)
-            assert child.returncode == 0, f"{operation}: {err}"
+            assert child.returncode == 0, f"{operation}: {err}{self.place.crash_logs()}"
             self.durations[key] = time.monotonic() - began
             event = Event("none", operation, over_ssh, 0.0)
             recover(self, event)
@@ -210,8 +210,7 @@ def _check_now(scene: Scene, event: Event) -> None:
         time.sleep(0.02)
     left = scene.place.processes_left()
     if left:
-        names = [Path(f"/proc/{pid}/cmdline").read_bytes()[-200:] for pid in left]
-        event.faults.append(f"still running after {TIDY_S:g} s: {names}")
+        event.faults.append(f"still running after {TIDY_S:g} s: {[_described(pid) for pid in left]}")
         _kill(left, signal.SIGKILL)
     if event.operation in ("apply", "restore"):
         said = scene.place.starts()
@@ -219,6 +218,18 @@ def _check_now(scene: Scene, event: Event) -> None:
             event.faults.append(f"a server started now does not work: {said}")
     if not scene.serving.still_answers():
         event.faults.append("the server does not answer")
+
+
+def _described(pid: int) -> str:
+    """What a process that should be gone waits for."""
+    try:
+        entry = Path(f"/proc/{pid}")
+        streams = [os.readlink(entry / "fd" / str(number)) for number in range(3)]  # noqa: PTH115
+        parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+        words = (entry / "cmdline").read_bytes()[-200:]
+        return f"{pid} of {parent} in {(entry / 'wchan').read_text()}, {streams}: {words!r}"
+    except OSError:
+        return f"{pid}, gone by now"
 
 
 def _undo_on_a_full_disk(scene: Scene, event: Event) -> None:
@@ -266,7 +277,7 @@ def _await_watchdog(scene: Scene, event: Event) -> None:
 
 def drawn(rng: random.Random, number: int, kind: str, operation: str) -> Event:
     """An event whose moment is still a fraction of the operation's time (0..1.05)."""
-    over_ssh = operation != "profile" and (kind in OVER_SSH or (kind != "disk full" and number % 2 == 0))
+    over_ssh = kind in OVER_SSH or (kind != "disk full" and number % 2 == 0)
     return Event(
         kind, operation, over_ssh, max(0.0, rng.uniform(-0.4, 1.0)) if kind == "disk full" else rng.uniform(0.0, 1.05)
     )

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ class Loopback:
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
+    address: str = "127.0.0.1"
 
     @property
     def bin(self) -> Path:
@@ -34,7 +35,7 @@ class Loopback:
     def add_host(self, name: str, port: int | None = None, **options: str) -> None:
         """Add a host to the client's configuration: this sshd, by way of ``port`` (a proxy) if given."""
         settings = {
-            "HostName": "127.0.0.1",
+            "HostName": self.address,
             "Port": str(port or self.port),
             "User": "root",
             "IdentityFile": str(self.folder / "key"),
@@ -49,8 +50,17 @@ class Loopback:
 
 
 @contextmanager
-def loopback_sshd(folder: Path, settings: str = "", env: Mapping[str, str] | None = None) -> Iterator[Loopback]:
-    """Start an sshd with ``settings`` added to its configuration and ``env`` in every session; end it at the end."""
+def loopback_sshd(
+    folder: Path,
+    settings: str = "",
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    address: str = "127.0.0.1",
+) -> Iterator[Loopback]:
+    """Start an sshd with ``settings`` before its own and ``env`` in every session; end it at the end.
+
+    ``prefix`` are words before its command, with the ``address`` that it has then (a network namespace).
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     for name in ("host", "key", "wrong"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -58,9 +68,10 @@ def loopback_sshd(folder: Path, settings: str = "", env: Mapping[str, str] | Non
     (folder / "authorized").write_text((folder / "key.pub").read_text())
     variables = " ".join(f"{key}={value}" for key, value in (env or {}).items())
     (folder / "sshd").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-        f"StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPidFile none\n"
-        f"PermitRootLogin yes\n{'SetEnv ' + variables if variables else ''}\n{settings}\n"
+        f"{settings}\nPort {port}\nListenAddress {address}\n"
+        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPidFile none\n"
+        f"PermitRootLogin yes\n{'SetEnv ' + variables if variables else ''}\n"
     )
     host_key = " ".join((folder / "host.pub").read_text().split()[:2])
     (folder / "known").write_text(f"loopback {host_key}\n")
@@ -69,11 +80,11 @@ def loopback_sshd(folder: Path, settings: str = "", env: Mapping[str, str] | Non
     (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
     (folder / "bin" / "ssh").chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
-    command = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd")]
+    command = [*prefix, str(SSHD), "-D", "-e", "-f", str(folder / "sshd")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: connects(port), "sshd")
-        loopback = Loopback(folder, port, process)
+        until(lambda: connects(port, address), "sshd")
+        loopback = Loopback(folder, port, process, address)
         loopback.add_host("far")
         yield loopback
     finally:
@@ -88,10 +99,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def connects(port: int) -> bool:
+def connects(port: int, address: str = "127.0.0.1") -> bool:
     """Whether something listens there."""
     try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
+        socket.create_connection((address, port), 1).close()
     except OSError:
         return False
     return True

@@ -69,7 +69,7 @@ def run_command(header, folder):
             pass
         stop()
 
-    def stop(*_):
+    def stop():
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
             try:
@@ -78,7 +78,8 @@ def run_command(header, folder):
                 child.kill()
 
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        # In a thread: the handler interrupts the wait below, so it would not see the child's end.
+        signal.signal(number, lambda *_: threading.Thread(target=stop, daemon=True).start())
     if not relay:
         threading.Thread(target=watch, daemon=True).start()
     code = child.wait()
