@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,14 @@ def test_command_prints_text_and_json(pair: tuple[Path, Path], capsys: pytest.Ca
     assert main(["diff", *map(str, pair), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "specmeter/diff-result/1" and document["result"]["schema"] == "specmeter/diff/1"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_verdict_comes_first_and_everything_fits(pair: tuple[Path, Path], width: int) -> None:
+    document = compare(*pair)
+    lines = render_diff(document, width).splitlines()
+    assert document["sentence"].startswith(lines[0].strip()) and max(map(len, lines)) <= width
+    assert any(re.search(r"^verify +9\.6\d+ +11\.\d+ +\+1\.9", line) for line in lines)
 
 
 def test_what_cannot_be_compared_is_said(pair: tuple[Path, Path], tmp_path: Path) -> None:

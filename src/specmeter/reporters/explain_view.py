@@ -11,7 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from specmeter.reporters.inert import inert
-from specmeter.reporters.language import MIDDLE, NARROW, heading, make_table, remark, verdict_line
+from specmeter.reporters.language import (
+    LABEL,
+    LETTERS,
+    MIDDLE,
+    NARROW,
+    bar,
+    heading,
+    legend,
+    make_table,
+    remark,
+    verdict_line,
+)
 from specmeter.reporters.numbers import MISSING, bounds, no_interval, number, percent, point
 
 _LETTERS = {"measured": "m", "interpolated": "i", "extrapolated": "x"}
@@ -21,6 +32,8 @@ _KINDS = {"ceiling": "half of all there is to win", "measured": "measured here",
 def explain_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of the report, in order; ``width`` in columns."""
     yield verdict_line(document["sentence"])
+    yield ""
+    yield from _bars(document, width)
     yield heading("Draft steps")
     yield _curve(document, width)
     yield from _curve_notes(document, width)
@@ -38,6 +51,29 @@ def explain_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
 def _item(text: object, indent: int = 2) -> Padding:
     """A line that is indented with all its continuations."""
     return Padding(Text(inert(text, 500)), (0, 0, 0, indent))
+
+
+def _bars(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The present cycle, the best one where that is another, and a baseline step, on one scale."""
+    rows = {row["steps"]: row for row in document["curve"] if row["phases_ms"]}
+    steps = dict.fromkeys((document["now_steps"], document["best_steps"]))
+    shown = []
+    for k in (k for k in steps if k in rows):
+        phases = rows[k]["phases_ms"]
+        known = {name: phases[name] for name in LETTERS if name in phases}
+        shown.append((k, {**known, **phases}, sum(phases.values())))
+    base = document["baseline_step_ms"]
+    most = max([total for _k, _phases, total in shown] + [base or 0.0])
+    if not shown or most <= 0:
+        return
+    cells = width - LABEL - 2 - 13
+    for k, phases, total in shown:
+        shares = [(name, ms / most) for name, ms in phases.items()]
+        yield bar(f"k={k}" + (" now" if k == document["now_steps"] else " best"), shares, cells, f" {total:.3f} ms")
+    if base is not None:
+        yield bar("plain step", [("=", base / most)], cells, f" {base:.3f} ms")
+    _k, phases, total = shown[0]
+    yield legend([(name, ms / total) for name, ms in phases.items()])
 
 
 def _curve(document: Mapping[str, Any], width: int) -> Table:

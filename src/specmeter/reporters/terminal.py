@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import IO, Any, cast
@@ -17,7 +18,7 @@ from rich.text import Text
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.damage import readable
 from specmeter.reporters.inert import inert
-from specmeter.reporters.language import verdict_line
+from specmeter.reporters.language import VERDICTS, verdict_line
 
 View = Callable[[Mapping[str, Any], int], Iterator[RenderableType]]
 """Gives the parts of a report, in order, from a document and the width in columns."""
@@ -47,10 +48,30 @@ def print_analysis(document: Mapping[str, Any], file: IO[str] | None = None) -> 
 
 
 def print_headed(sentence: object, word: str, body: str, file: IO[str] | None = None) -> None:
-    """Print a verdict as every report begins, and below it lines that are made inert and never broken."""
+    """Print a verdict as every report begins, and below it a command's own lines, made inert.
+
+    A line is broken between words, its rest indented; a word (a path, an address) stays whole, however narrow.
+    """
     out = sys.stdout if file is None else file
-    _write(out, _rendered([verdict_line(sentence, word)], output_width(out), shows_colour(out)) + "\n")
-    _write(out, "".join(inert(line, 4000) + "\n" for line in body.splitlines()))
+    parts: list[RenderableType] = [verdict_line(sentence, word), ""]
+    for line in body.splitlines():
+        shown = inert(line, 4000)
+        indent = " " * min(len(shown) - len(shown.lstrip()) + 2, 8)
+        broken = textwrap.wrap(
+            shown, output_width(out), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            drop_whitespace=True,
+        )  # fmt: skip
+        parts += [_line(piece) for piece in broken or [""]]
+    _write(out, _rendered(parts, output_width(out), shows_colour(out)))
+
+
+def _line(text: str) -> Text:
+    """A line as it is, the severity it begins with in its colour."""
+    found = Text(text, no_wrap=True)
+    word = text.partition(":")[0]
+    if word in VERDICTS:
+        found.stylize(VERDICTS[word], 0, len(word) + 1)
+    return found
 
 
 def _write(out: IO[str], text: str) -> None:

@@ -21,7 +21,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import bounds, no_interval, plus_minus, span, units
-from specmeter.reporters.terminal import print_analysis, render_analysis
+from specmeter.reporters.terminal import print_analysis, print_headed, render_analysis
 from specmeter.trace.rundir import load
 from tests.support.report_documents import check_result, compared, damaged, profile, record, save, sweep, tuned
 
@@ -199,3 +199,16 @@ def test_two_requests_that_differ_widely_give_no_ratio_and_no_overflow() -> None
         found = _divide(a, b)
         assert found.point == a.point / b.point and found.high == math.inf and found.as_json()["low"] is None
     assert _divide(step, step).high < 20
+
+
+def test_lines_of_a_command_are_broken_between_words_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = io.StringIO()
+    path = "/a/very/long/path/that/is/longer/than/forty/columns/model.safetensors"
+    body = f"warning: {EVIL} and then some more words to fill the line\n  at:   {path}\n\nlast"
+    print_headed("A verdict that is rather longer than forty columns are.", "error", body, out)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "A verdict that is rather longer than" and "\x1b" not in out.getvalue()
+    assert [line for line in lines if len(line) > 40] == [next(line for line in lines if path in line)]
+    start = next(i for i, line in enumerate(lines) if line.startswith("warning:"))
+    assert lines[start + 1].startswith("  ") and lines[-2:] == ["", "last"]
