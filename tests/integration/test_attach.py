@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +127,33 @@ def test_a_process_that_does_not_come_to_a_safe_point(engine: Path, capsys: pyte
         assert ask(child, "'_specmeter_runtime' in sys.modules") == "False"
 
 
-ROUNDS = int(os.environ.get("SPECMETER_ATTACH_ROUNDS", "200"))  # 1000 in the measurements: 50 s
+@needs_gdb
+def test_signals_for_the_server_meanwhile(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """gdb stops at a signal unless told otherwise: in the middle of a call, from which the process never came back."""
+    numbers = (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+    handled = f"import signal\nfor number in {tuple(map(int, numbers))}: signal.signal(number, lambda *_: None)\n"
+    with running(handled + TICKING, env_of(engine)) as child:
+        ready(child)
+        over = threading.Event()
+
+        def storm() -> None:
+            while not over.wait(0.0003):
+                for number in numbers:
+                    os.kill(child.pid, number)
+
+        sender = threading.Thread(target=storm)
+        sender.start()
+        try:
+            code, answer = call(capsys, "attach", child.pid, "--recipe", engine / "my.toml")
+        finally:
+            over.set()
+            sender.join()
+        assert code == 0, answer
+        assert ask(child, "worker.cycle(3)") == "6", child.poll()
+
+
+ROUNDS = int(os.environ.get("SPECMETER_ATTACH_ROUNDS", "100"))  # 1000 in the measurements: a minute
+WARM_UP, EACH = 25, 25  # the allocator's arenas settle first; rounds between two looks at the process
 
 
 def test_a_thousand_rounds_leave_the_process_as_it_was(tmp_path: Path) -> None:
@@ -141,7 +169,7 @@ def test_a_thousand_rounds_leave_the_process_as_it_was(tmp_path: Path) -> None:
     with running(server, {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}) as child:
         ready(child)
         before, sizes = ask(child, "state()"), []
-        for turn in range(ROUNDS + 100):
+        for turn in range(ROUNDS + WARM_UP):
             # What gdb and sys.remote_exec have the process run; gdb itself is tested above.
             link = toy.link(tmp_path / "links", link_id=f"round{turn}", capacity=1024)
             starter, answer = routes.prepare(link, child.pid)
@@ -150,57 +178,11 @@ def test_a_thousand_rounds_leave_the_process_as_it_was(tmp_path: Path) -> None:
             assert not arm(link).silent and ask(child, "worker.cycle(3)") == "3"
             assert not disarm(link).silent and not detach(link).silent
             shutil.rmtree(link.path)
-            if turn % 100 == 99:
+            if turn % EACH == EACH - 1:
                 until(lambda: ask(child, "state()") == before, "a process as it was")
                 sizes.append(int(ask(child, "rss()")))
         growth = sizes[-1] - sizes[0]
         assert growth < 1 << 20, f"memory grew by {growth} bytes in {ROUNDS} rounds: {sizes}"
-
-
-def test_refusals_name_the_obstacle(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = call(capsys, "attach", 2**22 - 1)
-    assert code == 3 and "there is no process" in answer["error"]["why"]
-    with subprocess.Popen(["sleep", "30"]) as child:
-        code, answer = call(capsys, "attach", child.pid)
-        assert code == 5 and "is no Python" in answer["error"]["why"]
-        child.kill()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start a process of another user")
-def test_another_users_process_and_another_namespace(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running("import os; os.setuid(65534); print('ready'); import time; time.sleep(60)", env_of(engine)) as child:
-        ready(child)
-        code, answer = call(capsys, "attach", child.pid)
-        assert code == 3 and "belongs to another user" in answer["error"]["why"] and "sudo -u" in answer["error"]["why"]
-    inside = subprocess.Popen(["unshare", "-p", "-f", "--mount-proc", "sleep", "30"], stderr=subprocess.PIPE, text=True)
-    try:
-        pid = until(lambda: _child_of(inside.pid), "the process inside")
-        code, answer = call(capsys, "attach", pid)
-        assert (
-            code == 3 and "another process namespace" in answer["error"]["why"] and "nsenter" in answer["error"]["why"]
-        )
-    finally:
-        inside.kill()
-        subprocess.run(["kill", "-9", str(_child_of(inside.pid) or "")], capture_output=True)
-        inside.communicate()
-
-
-def _child_of(pid: int) -> int:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    words = path.read_text().split() if path.exists() else []
-    return int(words[0]) if words else 0
-
-
-@needs_gdb
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_traced_process(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running(TICKING, env_of(engine)) as child:
-        ready(child)
-        with subprocess.Popen(["strace", "-q", "-o", "/dev/null", "-p", str(child.pid)]) as tracer:
-            until(lambda: "TracerPid:\t0" not in Path(f"/proc/{child.pid}/status").read_text(), "strace")
-            code, answer = call(capsys, "attach", child.pid, "--how", "gdb")
-            assert code == 3 and f"traced by process {tracer.pid}" in answer["error"]["why"]
-            tracer.terminate()
 
 
 def test_processes_of_other_links_are_told_apart(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def gather(pid: int) -> Facts | Obstacle:
             "It has ended, or runs in another container or machine: run specmeter there (docker exec, ssh).",
         )
     uid, permitted = int(fields["Uid"].split()[0]), int(own["CapEff"], 16)
+    covers = int(fields["CapPrm"], 16) & ~permitted == 0
     return Facts(
         pid=pid,
         uid=uid,
@@ -59,8 +60,9 @@ def gather(pid: int) -> Facts | Obstacle:
         scope=int(_SCOPE.read_text()) if _SCOPE.exists() else 0,
         tracer=int(fields["TracerPid"]),
         state=fields["State"].split()[0],
-        dumpable=owner == uid,
-        covers=int(fields["CapPrm"], 16) & ~permitted == 0,
+        # The kernel gives what is not dumpable to root, which tells nothing of root's own processes.
+        dumpable=owner == uid and (_may_look(base / "exe") or not covers),
+        covers=covers,
         same_pid_namespace=_same_namespace(pid, "pid"),
         same_mount_namespace=_same_namespace(pid, "mnt"),
     )
@@ -163,6 +165,20 @@ def for_gdb(version: tuple[int, int], exported: set[str], needed: set[str]) -> O
 def _fields(path: Path) -> dict[str, str]:
     lines = path.read_text(errors="replace").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _may_look(link: Path) -> bool:
+    """Whether the kernel's check for ptrace lets this process read that link of ``/proc``.
+
+    Files there, ``environ`` for one, are open to CAP_PERFMON too.
+    """
+    try:
+        link.readlink()
+    except PermissionError:
+        return False
+    except OSError:
+        return True  # it has just ended: another obstacle will say so
+    return True
 
 
 def _same_namespace(pid: int, kind: str) -> bool:

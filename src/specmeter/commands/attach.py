@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     there = routes.carried(args.pid)
     if there is not None:
         return _done(args, there, "its own control line")
+    obstacle = obstacles.for_ptrace(facts)  # of every route; without it /proc may not even tell what runs there
+    if obstacle is not None:
+        raise _refused(args.pid, [Closed("any", obstacle)])
     process = process_of(args.pid)
     version = routes.version_of(process.python)
     if version is None:

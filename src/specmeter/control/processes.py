@@ -179,12 +179,14 @@ def _tell(link: Link, line: str, generation: int, timeout_s: float) -> Ack:
 
 def _await(link: Link, generation: int, pids: list[int], timeout_s: float, done: Any) -> Ack:
     until = time.monotonic() + timeout_s
+    pause = POLL_S / 16  # most answer within a millisecond
     while True:
         now = [process for process in processes(link, alive_only=True) if process.pid in pids]
         silent = tuple(process for process in now if not done(process))
         if not silent or time.monotonic() > until:
             return Ack(generation, tuple(process for process in now if done(process)), silent)
-        time.sleep(POLL_S)
+        time.sleep(pause)
+        pause = min(POLL_S, 2 * pause)
 
 
 def _send(fifo: Path, line: str) -> None:
