@@ -152,3 +152,16 @@ def test_commands_start_the_users_server_with_another_setting() -> None:
     assert ServerCommands("embedded").setting(3, 4, 8) == "specmeter profile --steps 3 --topk 4 --draft-tokens 8"
     sglang = ServerCommands("sglang").setting(2, 1, 3)
     assert PLACE in sglang and "--speculative-num-draft-tokens 3" in sglang
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_cycle_is_drawn_and_everything_fits(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["explain", str(run_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    bars = {line[:10].strip(): line for line in lines if "|" in line[:11]}
+    now = next(name for name in bars if name.endswith(" now"))
+    assert "V" in bars[now] and "=" in bars["plain step"] and bars[now].endswith(" ms")
+    assert all(len(line) <= width for line in lines if not line.startswith("   $ "))
