@@ -10,15 +10,14 @@ import torch
 from tokenizers import Tokenizer
 
 import specmeter.eagle
-from specmeter.eagle.engine import Engine, Sampling, SpecSettings
+from specmeter.eagle.engine import Engine, SpecSettings
 from specmeter.eagle.model_store import ensure_model
+from tests.support.greedy_shares import THREADS, answer_all, decode, greedy_after
 
 pytestmark = pytest.mark.engine
 
 HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 TOKENS = 128
-# About eight minutes. More threads are faster on a quiet machine; on a busy one they wait for each other, for hours.
-THREADS = 1
 # How far apart, in bfloat16 steps of the largest logit, two tokens may be and still be called a tie.
 STEPS = {"bfloat16": 4, "float16": 0.1}
 SETTINGS = {"chain": SpecSettings(3), "tree": SpecSettings(3, 4, 10)}
@@ -42,25 +41,35 @@ def prompts() -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def decode(engine: Engine, prompt: list[int], spec: SpecSettings | None) -> tuple[list[int], int, int]:
-    """Tokens, accepted drafts and cycles."""
-    cycles = list(engine.generate(prompt, Sampling(max_tokens=TOKENS, ignore_eos=True), spec))
-    tokens = [token for cycle in cycles for token in cycle.token_ids]
-    return tokens, sum(cycle.accepted for cycle in cycles), len(cycles) - 1
-
-
 def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> None:
-    engine = Engine.load(ensure_model(), HEAD, dtype="float32", threads=THREADS)
+    # One prompt of each kind, each on another topic, is decoded plainly as well.
+    plainly = [ask + len(ASKS) * (2 * ask) for ask in range(len(ASKS))]
     gained = dict.fromkeys(SETTINGS, (0, 0))
-    for prompt in prompts:
-        plain, _, _ = decode(engine, prompt, None)
-        assert len(plain) == TOKENS
-        for name, settings in SETTINGS.items():
-            tokens, accepted, cycles = decode(engine, prompt, settings)
-            assert tokens == plain, f"{name}: token {next(i for i in range(TOKENS) if tokens[i] != plain[i])} differs"
-            gained[name] = (gained[name][0] + accepted, gained[name][1] + cycles)
+    compared = 0
+    for place, found in enumerate(answer_all(ensure_model(), HEAD, SETTINGS, prompts, plainly, TOKENS)):
+        assert (found.plain is not None) == (place in plainly)
+        for name, answer in found.answers.items():
+            greedy = found.greedy[name]
+            assert len(answer.tokens) == len(greedy) == TOKENS
+            differs = [i for i in range(TOKENS) if answer.tokens[i] != greedy[i]]
+            assert not differs, f"{name}, prompt {place}: token {differs[0]} is not the plain model's"
+            assert found.plain in (None, answer.tokens), f"{name}, prompt {place}: not what plain decoding gives"
+            gained[name] = (gained[name][0] + answer.accepted, gained[name][1] + answer.cycles)
+            compared += 1
+    assert compared == len(SETTINGS) * 50
     chain, tree = (1 + accepted / cycles for accepted, cycles in gained.values())
     assert chain > 2.0 and tree > chain
+
+
+def test_a_wrong_token_is_noticed_by_one_forward(prompts: list[list[int]]) -> None:
+    engine = Engine.load(ensure_model(), HEAD, dtype="float32", threads=THREADS)
+    plain = decode(engine, prompts[0], None, 24).tokens
+    assert greedy_after(engine, prompts[0], plain) == plain
+    for place in (0, 11, 23):
+        wrong = [*plain[:place], plain[place] + 1, *plain[place + 1 :]]
+        found = greedy_after(engine, prompts[0], wrong)
+        assert found[: place + 1] == plain[: place + 1], "what comes before and at the wrong token is as it was"
+        assert found[place] != wrong[place]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -68,9 +77,9 @@ def test_a_difference_in_low_precision_is_a_near_tie(prompts: list[list[int]], d
     engine = Engine.load(ensure_model(), HEAD, dtype=dtype, threads=THREADS)
     compared = 0
     for prompt in prompts[::10]:
-        plain, _, _ = decode(engine, prompt, None)
+        plain = decode(engine, prompt, None, TOKENS).tokens
         for settings in SETTINGS.values():
-            tokens, _, _ = decode(engine, prompt, settings)
+            tokens = decode(engine, prompt, settings, TOKENS).tokens
             compared += 1
             place = next((i for i in range(TOKENS) if tokens[i] != plain[i]), None)
             if place is None:
