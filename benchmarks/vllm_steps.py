@@ -97,7 +97,9 @@ def one_start(
         env["VLLM_CPU_OMP_THREADS_BIND"] = options.bind
     whole = control.launch_env(link, {**os.environ, **env})
     began = time.monotonic()
-    with subprocess.Popen(command, env=whole, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    log = (folder / "vllm.log").open("w+")
+    pipe = subprocess.PIPE
+    with log, subprocess.Popen(command, env=whole, text=True, stdin=pipe, stdout=pipe, stderr=log) as child:
         try:
             read(child)
             print(f"round {number + 1}: up after {time.monotonic() - began:.0f} s", flush=True)
@@ -107,6 +109,9 @@ def one_start(
             for index in range(len(prompts)):
                 a_prompt(options, child, link, number, index, rates, equal)
             control.disarm(link)
+        except EOFError:
+            log.seek(0)
+            raise SystemExit(f"vLLM ended:\n{log.read()[-3000:]}") from None
         finally:
             child.stdin.close()  # type: ignore[union-attr]
             child.wait(60)
@@ -178,7 +183,7 @@ def read(child: subprocess.Popen[str]) -> str:
     for line in child.stdout:
         if line.startswith(("READY", "SECONDS")):
             return line.strip()
-    raise SystemExit("vLLM ended")
+    raise EOFError
 
 
 if __name__ == "__main__":
