@@ -9,7 +9,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import specmeter
 from specmeter.trace.ring import read_ring
 from tests.support.children import until
 from tests.support.loopback_ssh import USABLE, WHY_NOT, Loopback, loopback_sshd
+from tests.support.wiring_pairs import make
 
 pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(120)]
 MINI = Path(__file__).resolve().parents[1] / "support" / "mini_sglang"
@@ -77,13 +81,12 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
         yield Far(folder, sshd)
 
 
-@pytest.fixture(scope="module")
-def mini(far: Far) -> Iterator[str]:
+@contextmanager
+def mini_at(far: Far, on: str) -> Iterator[str]:
     """The miniature server behind HTTP, started there by ``run``, its link named mini; gives its address."""
     server = [sys.executable, "-u", str(MINI / "front.py")]
-    child = far.popen(
-        "run", "--recipe", MINI / "minisgl.toml", "--link", "mini", "--python", sys.executable, "--", *server
-    )
+    words = ("run", "--recipe", MINI / "minisgl.toml", "--link", "mini", "--python", sys.executable, "--", *server)
+    child = far.popen(*words, on=on)
     assert child.stdout is not None
     try:
         address = f"http://127.0.0.1:{int(child.stdout.readline())}"
@@ -92,6 +95,32 @@ def mini(far: Far) -> Iterator[str]:
     finally:
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def mini(far: Far) -> Iterator[str]:
+    with mini_at(far, "ssh://far") as address:
+        yield address
+
+
+@contextmanager
+def asked(address: str) -> Iterator[None]:
+    """Requests one after the other while inside."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(f"{address}/v1/chat/completions", b'{"max_tokens": 60}')
+        while not ended.is_set():
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                answer.read()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(20)
 
 
 def probes_in(far: Far) -> bool:
@@ -206,6 +235,59 @@ def test_a_server_that_was_started_there_ends_with_the_session(far: Far, mini: s
         assert child.returncode == 130, err
     until(lambda: not running(), "the end of the server there", 20)
     until(lambda: not [name for name in far.left_behind() if "far" in name], "the end of the folder there", 20)
+
+
+def test_two_hosts_are_joined_on_one_clock(far: Far, mini: str) -> None:
+    links = far.folder / "other"
+    links.mkdir(mode=0o700)
+    other = f"ssh far env XDG_RUNTIME_DIR={links}"
+    words = ("profile", "--on", other, "--link", "mini", "--url", mini, "--engine", "sglang", "--baseline", "none")
+    with mini_at(far, other) as address, asked(address):
+        done = far.run(*words, "--requests", "3", "--max-tokens", "300", "--out", far.folder / "joined", "--json")
+        far.standing = set(far.left_behind())
+    warnings = json.loads(done.stdout)["warnings"]
+    assert any("on the clock of ssh://far, off by at most" in text for text in warnings), warnings
+    run = specmeter.load(far.folder / "joined")
+    first, second = run.run["on"]
+    clock = second["clock"]
+    # Both are this machine in truth, so what was added is the error itself.
+    assert abs(clock["added_ns"]) <= clock["error_ns"] < 1e9, clock
+    assert clock["onto"] == "ssh://far" and "clock" not in first
+    pids = {path.stem.split("-")[-2] for path in (run.path / "rings").glob("*.ring")}
+    assert len(pids) == 2 and len(set(run.spans["pid"])) == 2
+    begun = [run.spans["t0_ns"][run.spans["pid"] == pid] for pid in sorted(set(run.spans["pid"]))]
+    assert max(times.min() for times in begun) < min(times.max() for times in begun), "they ran at the same time"
+    done = far.run(
+        *words[:1], "--on", other, "--requests", "1", "--", sys.executable, "-m", "specmeter", "serve", code=2
+    )
+    assert "cannot be started on 2 hosts" in done.stderr and "--link NAME" in done.stderr
+    assert "at work on one host" in far.run("bench", "--on", other, "--url", mini, code=2).stderr
+
+
+def test_top_shows_a_server_that_runs_there(far: Far, mini: str) -> None:
+    far.run("arm", "--link", "mini")
+    try:
+        with asked(mini):
+            done = far.run("top", "--link", "mini", "--seconds", "2", "--json")
+    finally:
+        far.run("disarm", "--link", "mini")
+    (server,) = json.loads(done.stdout)["result"]["servers"]
+    assert server["link"] == "mini" and server["armed"] and server["fault"] is None
+    assert sum(rank["cycles"] for rank in server["ranks"]) > 20, server["ranks"]
+    assert "There is no link nothing there" in far.run("top", "--link", "nothing", "--once", code=2).stderr
+    assert far.left_behind() == []
+
+
+def test_check_answers_there_as_here(far: Far, tmp_path: Path) -> None:
+    target, head = make("llama").write(tmp_path)
+    words = ("check", "--target", target, "--draft", head)
+    there = far.run(*words, "--engine", "sglang==0.5.16")
+    command = [sys.executable, "-m", "specmeter", *map(str, words), "--engine", "sglang==0.5.16"]
+    here = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    # There the headline is not broken into lines.
+    assert there.returncode == here.returncode == 0 and there.stdout.split() == here.stdout.split()
+    assert "feeds" in here.stdout
+    assert "is not done on another host" in far.run(*words, "--probe", code=5).stderr
 
 
 def test_there_is_no_default_server_on_another_host(far: Far, mini: str) -> None:

@@ -92,6 +92,10 @@ class Place(Protocol):
         """What the run keeps of it in run.json."""
         ...
 
+    def notes(self) -> list[str]:
+        """What the reader of the report has to know of it."""
+        ...
+
 
 class Here:
     """This machine."""
@@ -176,6 +180,10 @@ class Here:
     def facts(self) -> dict[str, Any]:
         """Nothing beyond what every run keeps."""
         return {}
+
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
 
 
 def _named(pid: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def place_of(args: argparse.Namespace) -> Iterator[Place]:
-    """The place that ``--on`` names; its session ends with the block. Raises SpecmeterError (exit 5)."""
+def place_of(args: argparse.Namespace, several: bool = False) -> Iterator[Place]:
+    """The place that ``--on`` names; its session ends with the block. Raises SpecmeterError (exit 5).
+
+    ``several``: more than one host may be named, for a server that spans them.
+    """
+    hosts = list(getattr(args, "on", None) or ())
+    if len(hosts) > 1 and not several:
+        raise SpecmeterError(
+            f"--on is given {len(hosts)} times, and `specmeter {args.command}` is at work on one host.",
+            next_step="`specmeter profile` joins the hosts of a server that spans them.",
+        )
     with _sessions(args) as places:
         if len(places) > 1:
-            raise SpecmeterError("More than one --on is not known to this command yet.")
-        yield places[0] if places else HERE
+            from specmeter.hosts.joined import Joined
+
+            yield Joined(places)
+        else:
+            yield places[0] if places else HERE
 
 
 @contextlib.contextmanager

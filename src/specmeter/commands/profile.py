@@ -56,7 +56,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile, print the report, save the run."""
-    with terminations_interrupt(), place_of(args) as place:
+    with terminations_interrupt(), place_of(args, several=True) as place:
         document, warnings, writer = measure(args, ["specmeter", *sys.argv[1:]], Progress(), place)
     return show_saved("profile", document, warnings, writer, args.json)
 
@@ -117,6 +117,7 @@ def measure(
     document["wiring"] = {"word": check_word(wiring), "sentence": check_sentence(wiring)} if wiring else None
     writer.keep(taken.trace, requests)
     writer.keep_analysis(document, render_analysis(document))
+    warnings += place.notes()
     writer.add_facts(**place.facts())
     with writer.postponing():
         writer.finish("complete")

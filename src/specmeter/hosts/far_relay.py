@@ -98,7 +98,7 @@ class Relay:
             self._frames.write(answer, data)
 
     def _do_ping(self, message: Message, payload: bytes) -> Reply:
-        return {"perf_counter_ns": time.perf_counter_ns()}, b""
+        return {"perf_counter_ns": time.perf_counter_ns(), "time_ns": time.time_ns()}, b""
 
     def _do_facts(self, message: Message, payload: bytes) -> Reply:
         uname = os.uname()

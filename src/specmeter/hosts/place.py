@@ -56,6 +56,12 @@ class There:
         head = {"host": self.relay.host.name, "there": self.relay.facts, "stream": self.relay.traffic()}
         return {"on": [{**head, "stream_while_armed": self._live, "lost_records": self.lost_records}]}
 
+    def notes(self) -> list[str]:
+        """What got lost on the way."""
+        if not self.lost_records:
+            return []
+        return [f"{self.lost_records} records of {self.names[0]} were overwritten there before they came over"]
+
     def close(self) -> None:
         """End the session; mirrors go."""
         self.relay.close()

@@ -110,6 +110,11 @@ class Relay:
         assert best is not None
         return Clock(best[1], best[0] // 2 + 1)
 
+    def unix_ns(self) -> int:
+        """What the host adds to its perf_counter_ns for its calendar's time."""
+        answer, _ = self.call("ping")
+        return int(answer["time_ns"]) - int(answer["perf_counter_ns"])
+
     def traffic(self) -> dict[str, Any]:
         """Bytes of the session so far (what is sent at the start not counted) and how long it has lasted."""
         seconds = time.monotonic() - self.began
