@@ -108,6 +108,8 @@ def test_bench_against_a_command(tmp_path: Path) -> None:
     one, two = document["result"]["levels"]
     assert one["output_tokens"] == two["output_tokens"] == 48 and one["failed"] == 0
     assert one["accept_length_tokens"] > 1 and one["ttft_ms"]["p50"] > 0
+    again = _run("report", "run", cwd=tmp_path).stdout
+    assert again.startswith(document["result"]["verdict"]["sentence"][:30]) and "2 requests at once:" in again
 
 
 def test_running_server_is_armed_disarmed_and_left_running(tmp_path: Path) -> None:

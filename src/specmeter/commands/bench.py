@@ -6,9 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from specmeter import __version__
+from specmeter.analysis.profile import SCHEMA
 from specmeter.bench.client import Outcome
 from specmeter.bench.load import Load, as_request, raise_failure, summarise
 from specmeter.bench.progress import Progress
@@ -21,20 +20,15 @@ from specmeter.commands.load_options import (
     add_probe_arguments,
     chosen_prompts,
     chosen_server,
-    print_saved,
     probing,
     sending,
+    show_saved,
 )
 from specmeter.control.signals import terminations_interrupt
-from specmeter.errors import Exit, SpecmeterError
-from specmeter.trace.rundir import RunWriter, write_json
-
-ROWS = (
-    ("ttft_ms", "time to first token, ms"),
-    ("token_ms", "time per output token, ms"),
-    ("gap_ms", "between arrivals, ms"),
-    ("user_tok_s", "tok/s per user, decode only"),
-)
+from specmeter.errors import SpecmeterError
+from specmeter.reporters.bench_view import bench_sentence
+from specmeter.reporters.terminal import render_analysis
+from specmeter.trace.rundir import RunWriter
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -57,22 +51,17 @@ def run(args: argparse.Namespace) -> int:
         with session(spec, None, writer, how, progress, "server") as running:
             results, outcomes = _measure(running, prompts, levels, args, sending(args))
         writer.add_facts(**place.facts())
-    document = {"prompts": prompts.name, "max_tokens": args.max_tokens, "levels": results}
-    with writer.postponing():
-        write_json(writer.logs / "bench.json", document)
+    document = {
+        "schema": SCHEMA, "kind": "bench", "version": __version__, "prompts": prompts.name,
+        "max_tokens": args.max_tokens, "levels": results,
+        "verdict": {"word": "measured", "sentence": bench_sentence(results)},
+    }  # fmt: skip
     writer.keep(requests=[as_request(outcome) for outcome in outcomes])
+    writer.keep_analysis(document, render_analysis(document))
     with writer.postponing():
         writer.finish("complete")
     failed = sum(bool(outcome.error) for outcome in outcomes)
-    warnings = [f"{failed} requests failed"] if failed else []
-    if args.json:
-        return print_saved("bench", document, warnings, writer)
-    _print(results, prompts, args)
-    for warning in warnings:
-        print(f"note: {warning}")
-    writer.raise_failure()
-    print(f"saved: {writer.path}")
-    return int(Exit.DONE)
+    return show_saved("bench", document, [f"{failed} requests failed"] if failed else [], writer, args.json)
 
 
 def _levels(args: argparse.Namespace) -> list[Load]:
@@ -106,24 +95,3 @@ def _measure(
         results.append({**level, **summarise(result), "accept_length_tokens": length})
         outcomes += result.outcomes
     return results, outcomes
-
-
-def _print(results: list[dict[str, Any]], prompts: PromptSet, args: argparse.Namespace) -> None:
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    for result in results:
-        at = f"{result['rate_per_s']:g} requests/s" if result["rate_per_s"] else f"{result['concurrency']} at once"
-        console.print(
-            f"{at}: {result['total_tok_s']:.1f} tok/s in total, {result['requests']} requests of at most "
-            f"{args.max_tokens} tokens, {prompts.name} prompts"
-        )
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        table.add_column("")
-        for name in ("mean", "p50", "p90", "p99"):
-            table.add_column(name, justify="right")
-        for key, title in ROWS:
-            cells = [result[key][name] for name in ("mean", "p50", "p90", "p99")]
-            table.add_row(title, *("-" if cell is None else f"{cell:.2f}" for cell in cells))
-        console.print(table)
-        if result["accept_length_tokens"] is not None:
-            console.print(f"accept length {result['accept_length_tokens']:.3f} tokens a cycle (the engine's counters)")
-        console.print(f"the generator used {100 * result['generator_core_share']:.0f} % of a core")

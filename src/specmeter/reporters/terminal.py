@@ -27,6 +27,7 @@ View = Callable[[Mapping[str, Any], int], Iterator[RenderableType]]
 VIEWS: dict[str, str] = {
     "profile": "specmeter.reporters.profile_view:profile_parts",
     "sweep": "specmeter.reporters.sweep_view:sweep_parts",
+    "bench": "specmeter.reporters.bench_view:bench_parts",
     "check": "specmeter.reporters.check_view:check_parts",
     "diff": "specmeter.reporters.diff_view:diff_parts",
     "compare": "specmeter.reporters.compare_view:compare_parts",

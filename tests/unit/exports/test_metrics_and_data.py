@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -95,6 +96,39 @@ def test_promtool_finds_nothing_to_say(saved: Path) -> None:
     text = classic([f.with_baseline(None, 0.01) for f in run_figures(specmeter.load(saved))])
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+RULE_TEST = """
+rule_files: [rules.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'specmeter_accept_length_tokens{server="s"}'
+        values: '1.2x20'
+      - series: 'specmeter_break_even_tokens{server="s"}'
+        values: '1.6x20'
+    alert_rule_test:
+      - {eval_time: 9m, alertname: SpeculationLoses, exp_alerts: []}
+      - eval_time: 11m
+        alertname: SpeculationLoses
+        exp_alerts:
+          - exp_labels: {severity: warning, server: s}
+            exp_annotations: {summary: "SUMMARY"}
+"""
+
+
+def test_the_alert_of_the_docs_fires_after_ten_minutes(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian: prometheus) is not installed")
+    docs = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+    (rules,) = re.findall(r"```yaml\n(.*?)```", docs.read_text(encoding="utf-8"), re.S)
+    summary = re.findall(r'summary: "\{\{ \$labels.server \}\}: (.*)"', rules)[0]
+    (tmp_path / "rules.yml").write_text(rules)
+    (tmp_path / "test.yml").write_text(RULE_TEST.replace("SUMMARY", f"s: {summary}"))
+    done = subprocess.run([promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_names_end_in_base_units_and_counters_in_total(saved: Path) -> None:

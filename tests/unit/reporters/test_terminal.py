@@ -18,6 +18,7 @@ import pytest
 from specmeter.analysis.profile import _divide, analyse
 from specmeter.analysis.stats import Interval
 from specmeter.errors import SpecmeterError
+from specmeter.reporters.bench_view import bench_sentence
 from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import bounds, no_interval, plus_minus, span, units
@@ -29,7 +30,22 @@ EVIL = "evil\x1b[31m\x1b]0;title\x07[red]x[/red]\u202e\u2028\nSecond line"
 CHECK: dict[str, Any] = {"kind": "check", **check_result()}
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def bench_level(at_once: int, rate: float) -> dict[str, Any]:
+    row = {"mean": 8.0, "p50": 8.0, "p90": 9.5, "p99": None}
+    return {
+        "concurrency": at_once, "rate_per_s": None, "requests": 24, "failed": 0, "total_tok_s": rate, "ttft_ms": row,
+        "token_ms": row, "gap_ms": row, "user_tok_s": row, "accept_length_tokens": 2.1, "generator_core_share": 0.03,
+    }  # fmt: skip
+
+
+LEVELS = [bench_level(1, 60.0), bench_level(4, 120.0)]
+BENCH: dict[str, Any] = {
+    "kind": "bench", "prompts": "built-in", "max_tokens": 64, "levels": LEVELS,
+    "verdict": {"word": "measured", "sentence": bench_sentence(LEVELS)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160, 200])
 def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int) -> None:
     for document, first in (
         (profile(tmp_path), "Speculation wins"),
@@ -37,6 +53,7 @@ def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int)
         (CHECK, "Wiring is wrong: The head is fed"),
         (compared(), "tuned is "),
         (load(tuned(tmp_path / "tune", compared())).analysis, "k=2 is best"),
+        (BENCH, "120.0 tok/s at 4 requests at once, the"),
     ):
         text = render_analysis(document, width)
         assert text.startswith(first)
