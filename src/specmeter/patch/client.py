@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import getpass
-import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +28,10 @@ from specmeter.control.link import (
 )
 from specmeter.control.processes import processes
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.recipes.far_program import run_program
 from specmeter.recipes.planner import Planned
 
 FAR = Path(__file__).parent / "far.py"
-_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
@@ -134,25 +132,7 @@ def look(paths: Sequence[str] = (), python: Path | None = None) -> list[dict[str
 
 def ask(python: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run ``far.py`` under ``python``. Raises SpecmeterError: exit 3 when it refuses, 5 when that Python fails."""
-    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-    environment.pop("SPECMETER_LINK", None)
-    try:
-        done = subprocess.run(
-            [str(python), str(FAR)],
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            env=environment,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _broken(python, str(error)) from None
-    except ValueError:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _broken(python, lines[-1] if lines else f"it ended with code {done.returncode}") from None
-    if "fault" in answer:
-        raise RuntimeError(f"{FAR} failed under {python}:\n{answer['fault']}")
+    answer = run_program(python, FAR, request)
     if "refused" in answer:
         raise refusal(answer["refused"])
     reply: dict[str, Any] = answer["ok"]
@@ -243,12 +223,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())
-
-
-def _broken(python: Path, why: str) -> SpecmeterError:
-    return SpecmeterError(
-        f"The Python interpreter {python} does not work.",
-        why,
-        "Name the interpreter that runs the server with --python (CPython 3.9 or later).",
-        Exit.ENVIRONMENT,
-    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +11,10 @@ from typing import Any
 from specmeter import source
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes import loader
+from specmeter.recipes.far_program import run_program
 from specmeter.recipes.loader import Recipe
 
 FAR = Path(source.__file__).parent / "far.py"
-_TIMEOUT_S = 120
 # Where several engines are installed together, an engine that serves comes before the one that specmeter itself ships.
 _LAST = "specmeter"
 _ELSEWHERE = "Name the server's own interpreter with --python, or an unpacked wheel or source tree with --path."
@@ -148,43 +145,11 @@ def ask_far(python: Path, request: Mapping[str, Any], env: Mapping[str, str] | N
 
     Raises SpecmeterError: exit 5 when that Python cannot run it, 3 or 5 with the reason when it answers with a refusal.
     """
-    environment = dict(os.environ if env is None else env)
-    # The resolver only reads: it must neither arm itself nor leave compiled files beside the copied folder.
-    environment.pop("SPECMETER_LINK", None)
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    try:
-        done = subprocess.run(
-            [str(python), str(FAR)],
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            env=environment,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise _broken(python, error.strerror or str(error)) from None
-    except subprocess.TimeoutExpired:
-        raise _broken(python, f"it gave no answer within {_TIMEOUT_S} s") from None
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _broken(python, lines[-1] if lines else f"it ended with code {done.returncode}") from None
-    if "fault" in answer:
-        raise RuntimeError(f"{FAR} failed under {python}:\n{answer['fault']}")
+    answer = run_program(python, FAR, request, env)
     if "error" in answer:
         raise _refusal(python, answer["error"])
     reply: dict[str, Any] = answer["ok"]
     return reply
-
-
-def _broken(python: Path, why: str) -> SpecmeterError:
-    return SpecmeterError(
-        f"The Python interpreter {python} does not work.",
-        why=why,
-        next_step="Name the interpreter that runs the server with --python (CPython 3.9 or later).",
-        exit=Exit.ENVIRONMENT,
-    )
 
 
 def _refusal(python: Path, error: Mapping[str, Any]) -> SpecmeterError:
