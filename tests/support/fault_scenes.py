@@ -83,20 +83,21 @@ def vllm_scene(folder: Path, token: str, python: str, size: str = "64m") -> Iter
         child = subprocess.Popen(words, env=env, stdout=log, stderr=log, text=True, start_new_session=True, cwd="/")
         url = f"http://127.0.0.1:{port}"
         try:
-            until(lambda: child.poll() is not None or real_vllm.healthy(url), "vLLM", 240)
+            until(lambda: child.poll() is not None or real_vllm.healthy(url), "vLLM", 480)
             assert child.poll() is None, (folder / "server.log").read_text()[-3000:]
             asking = _AskVllm(url)
         except BaseException:
             child.kill()
             raise
-        serving = Serving(place, child, url, asking, pause_s=0.2)
+        serving = Serving(place, child, url, asking, pause_s=1.0)
         stack.callback(serving.stop)
         fault_place.unpatched(place, 2)
         yield _scene(stack, place, serving, folder, url, "vllm")
 
 
 def _disk(stack: ExitStack, disk: Path, size: str) -> Path:
-    assert fault_place.small_disk(disk, size), "no small file system can be mounted here"
+    if not fault_place.small_disk(disk, size):
+        raise PermissionError("no small file system can be mounted here")
     stack.callback(subprocess.run, ["umount", "-l", str(disk)], capture_output=True, check=False)
     for name in ("tmp", "state"):
         (disk / name).mkdir(mode=0o700)
