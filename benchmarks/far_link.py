@@ -31,7 +31,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from corpus_fetch import fetch  # noqa: E402
 
-from tests.support.loopback_ssh import Loopback, loopback_sshd  # noqa: E402
+from tests.support.children import until  # noqa: E402
+from tests.support.loopback_ssh import Loopback, free_port, loopback_sshd  # noqa: E402
+from tests.support.real_vllm import healthy  # noqa: E402
 from tests.support.tcp_proxy import TcpProxy  # noqa: E402
 
 MODULE = "sglang.srt.speculative.eagle_worker_v2"
@@ -46,17 +48,17 @@ class Link:
         self.proxy = proxy
         self._tree = tree
         self._cache = loopback.folder / f"cache-{name}"
-        self._env = {**os.environ, "PATH": f"{loopback.bin}:{os.environ['PATH']}"}
+        self.env = {**os.environ, "PATH": f"{loopback.bin}:{os.environ['PATH']}"}
         loopback.add_host(name, proxy.port)
         socket = str(loopback.folder / f"up-{name}")
         loopback.add_host(f"{name}-up", proxy.port, ControlPath=socket, ControlMaster="no")
         master = ["ssh", "-fNM", "-S", socket, name]
-        subprocess.run(master, env=self._env, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(master, env=self.env, check=True, stderr=subprocess.DEVNULL)
         self._closing = ["ssh", "-S", socket, "-O", "exit", name]
 
     def close(self) -> None:
         """End the connection that is up."""
-        subprocess.run(self._closing, env=self._env, capture_output=True, check=False)
+        subprocess.run(self._closing, env=self.env, capture_output=True, check=False)
 
     def nothing(self, connected: bool) -> list[str]:
         """The bare ssh of the same connection."""
@@ -76,7 +78,7 @@ class Link:
             shutil.rmtree(self._cache, ignore_errors=True)
         before = vars(self.proxy.traffic).copy()
         began = time.perf_counter()
-        done = subprocess.run(command, env=self._env, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         spent = (time.perf_counter() - began) * 1e3
         if done.returncode not in (0, 1):
             raise RuntimeError(f"{command}: {done.stderr.decode()[-600:]}")
@@ -106,6 +108,46 @@ def tasks(link: Link) -> dict[str, tuple[list[str], bool]]:
         "plan cold": (link.plan(False), True),
         "plan cold, connected": (link.plan(True), True),
         "plan warm, connected": (link.plan(True), False),
+    }
+
+
+def live(link: Link, folder: Path, requests: int) -> dict[str, Any]:
+    """Bytes a second of a live profile over the link: the embedded engine there, ``profile --on`` from here."""
+    port = free_port()
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    own = [sys.executable, "-m", "specmeter"]
+    serve = [*own, "run", "--link", "live", "--", *own, "serve", "--port", str(port)]
+    with subprocess.Popen(serve, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: server.poll() is not None or healthy(url), "the server", 120)
+            words = ["profile", "--link", "live", "--url", url, "--baseline", "none", "--requests", str(requests)]
+            on = ["--on", f"ssh {link.name}-up env XDG_RUNTIME_DIR={folder}", "--far-python", sys.executable]
+            profile = [*own, *on, *words, "--out", str(folder / "run"), "--json"]
+            return _rate(link, profile)
+        finally:
+            server.terminate()
+
+
+def _rate(link: Link, command: list[str]) -> dict[str, Any]:
+    """Run the command and take the proxy's count every quarter of a second."""
+    seen = [link.proxy.traffic.received_bytes]
+    with subprocess.Popen(command, env=link.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        while child.poll() is None:
+            time.sleep(0.25)
+            seen.append(link.proxy.traffic.received_bytes)
+        assert child.stderr is not None
+        if child.returncode:
+            raise RuntimeError(child.stderr.read().decode()[-600:])
+    seconds = [(later - first) / 1e3 for first, later in zip(seen, seen[4:], strict=False)]
+    # Without the parts before and after the load, in which nothing is measured.
+    busy = [rate for rate in seconds if rate > 1.0]
+    return {
+        "seconds": len(busy) / 4,
+        "mean_kb_s": round(statistics.mean(busy), 1) if busy else None,
+        "most_kb_s": round(max(seconds), 1) if seconds else None,
+        "received_kb": round((seen[-1] - seen[0]) / 1e3, 1),
+        "aim_kb_s": 100,
     }
 
 
@@ -139,6 +181,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--round-trip-ms", type=float, default=50.0)
     parser.add_argument("--rate-mbit", type=float, default=100.0)
+    parser.add_argument("--live", type=int, metavar="N", help="also the traffic of a profile with N requests")
     parser.add_argument("--release", default="sglang==0.5.23")
     args = parser.parse_args()
     tree = fetch(args.release)
@@ -148,8 +191,9 @@ def main() -> None:
         links(loopback, tree, args.round_trip_ms / 1e3, args.rate_mbit * 125e3) as found,
     ):
         seen = measure(found, args.repeats)
+        streamed = live(found["slow"], Path(folder), args.live) if args.live else None
     facts = {"machine": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **vars(args)}
-    print(json.dumps({**facts, "tasks": summary(seen, args.round_trip_ms)}, indent=1))
+    print(json.dumps({**facts, "tasks": summary(seen, args.round_trip_ms), "live": streamed}, indent=1))
 
 
 def summary(seen: dict[tuple[str, str], list[tuple[float, int, int, int]]], round_trip_ms: float) -> dict[str, Any]:
