@@ -15,6 +15,7 @@ from specmeter.runtime import layout
 
 PIECE = 8192  # records a read
 _HOLES = 64
+_TRIES = 4  # a writer that overtakes the reader each time is given up for this look
 _MARKS = 1 << 32
 
 
@@ -53,20 +54,21 @@ class NewRecords:
 
         ``pass_holes`` goes over records that a thread has begun and not completed: for when nothing more is written.
         """
-        slot = self.position % self.capacity
-        count = min(limit, self.capacity - slot)
-        place = layout.HEADER_SIZE + slot * layout.RECORD_SIZE
-        data = os.pread(self._handle, count * layout.RECORD_SIZE, place)
-        marks = _marks(data)
-        ready = self._ready(marks)
-        # What the writer overtook while it was copied is worth nothing: its marks are read once more.
-        if ready and _marks(os.pread(self._handle, ready * layout.RECORD_SIZE, place)) == marks[:ready]:
-            self.position += ready
-            return data[: ready * layout.RECORD_SIZE]
-        if len(marks) and self._overtaken(marks[0]):
-            self._skip()
-        elif pass_holes and self._hole(marks):
-            return self.take(limit, pass_holes)
+        for _ in range(_TRIES):
+            slot = self.position % self.capacity
+            count = min(limit, self.capacity - slot)
+            place = layout.HEADER_SIZE + slot * layout.RECORD_SIZE
+            data = os.pread(self._handle, count * layout.RECORD_SIZE, place)
+            marks = _marks(data)
+            ready = self._ready(marks)
+            # What the writer overtook while it was copied is worth nothing: its marks are read once more.
+            if ready and _marks(os.pread(self._handle, ready * layout.RECORD_SIZE, place)) == marks[:ready]:
+                self.position += ready
+                return data[: ready * layout.RECORD_SIZE]
+            if len(marks) and self._overtaken(marks[0]):
+                self._skip()
+            elif not (pass_holes and self._hole(marks)):
+                break
         return b""
 
     def _ready(self, marks: Any) -> int:
