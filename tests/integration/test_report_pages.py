@@ -26,10 +26,12 @@ from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.html import render_page, write_page
 from specmeter.reporters.html.facts import cycles_by_rank, phase_times
+from specmeter.runtime import layout
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.tables import write_table
 from tests.support.chromium import CONTRAST, OVERFLOW, browser, open_page
 from tests.support.report_documents import PLAN, big_run, check_result, compared, damaged, record, save, sweep, tuned
+from tests.support.saved_runs import recording, save_run
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
 pytestmark = pytest.mark.timeout(180)
@@ -266,6 +268,27 @@ def test_ten_ranks_of_100000_cycles(chromium: Any, tmp_path: Path) -> None:
     assert len(table_rows(page, "Ranks, mean ms")) == 10
     assert page.evaluate(OVERFLOW) == []
     opened.tidy(path)
+
+
+def test_device_lanes_of_each_rank_stand_below_its_host(chromium: Any, tmp_path: Path) -> None:
+    # Device spans as the runtime writes them, 5 ms from each call of verify on; synthetic, for no GPU is here.
+    verify = [row for row in recording(prompts=2, cycles=10)[0] if row[3] == 2]
+    began = verify[0][0]
+    device = [(r[0] - began, r[0] - began + 5_000_000, r[2], 2, layout.KIND_DEVICE_SPAN, 0, 0) for r in verify]
+    saved = save_run(tmp_path / "run", prompts=2, cycles=10, extra=device, ranks=(0, 1))
+    opened = open_page(chromium, write_page(specmeter.load(saved), tmp_path / "page.html"))
+    chart = opened.page.locator("#timeline figure").first
+    lanes = [t for t in chart.locator("svg text").all_text_contents() if t.startswith("rank ")]
+    assert lanes == ["rank 0, host", "rank 0, device", "rank 1, host", "rank 1, device"]
+    bars = {m.get_attribute("aria-label"): m.evaluate(BOX) for m in chart.locator(".mark").all()}
+    on_device, on_host = (
+        next(box for said, box in bars.items() if said and said.startswith(f"verify.forward, rank 0{part}"))
+        for part in (", device:", ":")
+    )
+    assert on_device["width"] / on_host["width"] == pytest.approx(5 / 9.6, abs=0.01)
+    assert on_device["x"] == pytest.approx(on_host["x"], abs=1)
+    assert "fitted to the host's calls" in opened.page.locator("#timeline").inner_text()
+    opened.tidy(tmp_path / "page.html")
 
 
 def test_one_cycle_and_a_missing_rank(chromium: Any, tmp_path: Path) -> None:

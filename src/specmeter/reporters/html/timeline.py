@@ -67,7 +67,7 @@ def timeline_charts(run: Run, ranks: Sequence[Cycles]) -> list[tuple[str, str]]:
     windows = [[_window(rank, sample, shown[0]) for rank in shown] for sample in samples]
     flat = [(a, b) for row in windows for w in row if w for a, b in [w]]
     spans = read_windows(run.path, flat, _COLUMNS)
-    rings, roles = _rings(run), plan_roles(run.plan)
+    rings, roles = _rings(run, shown), plan_roles(run.plan)
     charts = []
     for sample, row in zip(samples, windows, strict=True):
         marks: list[dict[str, Any]] = []
@@ -80,16 +80,15 @@ def timeline_charts(run: Run, ranks: Sequence[Cycles]) -> list[tuple[str, str]]:
     return charts
 
 
-def _rings(run: Run) -> RingLanes | None:
+def _rings(run: Run, ranks: Sequence[Cycles]) -> RingLanes | None:
     """The run's rings, where it saved any."""
     folder = run.path / "rings"
     if not folder.is_dir() or not any(folder.glob("*.ring")):
         return None
     # Which process is which rank: a table of millions of spans is not read for it as a whole.
-    cycles = run.cycles
-    places = sorted(set(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True))) if cycles else []
-    parts = [read_rank(run.path, "spans", ("pid", "host", "rank", "clock"), (str(h), int(r))) for h, r in places]
-    parts = [part for part in parts if part]
+    columns = ("pid", "host", "rank", "clock")
+    found = (read_rank(run.path, "spans", columns, (one.rank.host, one.rank.rank)) for one in ranks)
+    parts = [part for part in found if part]
     if not parts:
         return None
     return ring_lanes(run, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
