@@ -1,7 +1,7 @@
-"""Bad input of sources, plans, links and rings: a clear message, a next step, and nothing changed.
+"""Bad input of sources, plans and launches: a clear message, a next step, and nothing changed.
 
-Every case is the real thing (a read-only or full file system, another user, another Python); where this machine cannot
-make it (mounts and other users need root), the case is skipped.
+Every case is the real thing (another user, another Python, nowhere to write); where this machine cannot make it (other
+users and mounts need root), the case is skipped. Disks: ``test_bad_disks.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,10 @@ import pytest
 import specmeter.commands.source
 import specmeter.hosts.dispatch
 from specmeter import cli
-from specmeter.control import arm, make_link, processes
-from specmeter.errors import Exit, SpecmeterError
+from specmeter.errors import Exit
 from specmeter.source.pyfile import SourceError, read
-from tests.support.children import ask, environment, only_process, run_python, running
+from tests.support.contents import contents
 from tests.support.recipes import install, point, recipe
-from tests.support.toy import Mark, Toy, make_toy
 
 assert specmeter.commands.source and specmeter.hosts.dispatch  # loaded here: another user may not read them
 NOBODY = 65534
@@ -45,18 +43,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def contents(folder: Path) -> dict[str, object]:
-    """Every file and folder below, with its mode and bytes; byte code caches and pipes' contents left out."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        if "__pycache__" not in path.parts:
-            found[str(path.relative_to(folder))] = (
-                path.lstat().st_mode,
-                path.read_bytes() if path.is_file() and not path.is_symlink() else b"",
-            )
-    return found
 
 
 def specmeter_says(*words: str, code: int) -> str:
@@ -219,113 +205,6 @@ def test_a_file_without_permission(place: Path) -> None:
     assert as_nobody(reads) == (0, "")
 
 
-# -- file systems -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a file system of memory with the given options; gives its folder."""
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-
-    def mount(options: str) -> Path:
-        words = ["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "tmpfs", str(folder)]
-        if subprocess.run(words, capture_output=True, check=False).returncode:
-            pytest.skip("no file system can be mounted here")
-        return folder
-
-    yield mount
-    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
-
-
-def remount(folder: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    marks = [Mark("step", "cycle", role="cycle"), Mark("leaf", "verify.forward")]
-    source = "def leaf(x): return x\ndef step(): return leaf(1)\ndef run(): return step()\n"
-    return make_toy(tmp_path, "toymod", source, marks)
-
-
-def fill(folder: Path, leave: int) -> None:
-    """Fill the file system but for ``leave`` bytes."""
-    with (folder / "filler").open("wb") as file:
-        free = os.statvfs(folder)
-        file.write(bytes(free.f_bavail * free.f_frsize - leave))
-
-
-def test_a_read_only_folder_for_the_link(mounted: Callable[[str], Path]) -> None:
-    folder = mounted("ro")
-    with pytest.raises(SpecmeterError, match="cannot be written") as caught:
-        make_link({"points": []}, {}, base=folder)
-    assert caught.value.exit is Exit.ENVIRONMENT and "Read-only" in caught.value.why and caught.value.next_step
-    assert list(folder.iterdir()) == []
-
-
-def test_a_full_disk_for_the_link(mounted: Callable[[str], Path]) -> None:
-    folder = mounted("size=64k")
-    fill(folder, 8192)
-    with pytest.raises(SpecmeterError, match="cannot be written") as caught:
-        make_link({"points": []}, {"m": bytes(32768)}, base=folder)
-    assert "No space left" in caught.value.why and caught.value.next_step
-    assert [path.name for path in folder.iterdir()] == ["filler"]
-
-
-@pytest.mark.parametrize("how", ["ro", "full"])
-def test_a_link_that_can_no_longer_be_written_is_armed_by_nobody(
-    how: str, toy: Toy, tmp_path: Path, mounted: Callable[[str], Path]
-) -> None:
-    folder = mounted("size=1m")
-    link = toy.link(folder / "links", capacity=1024)
-    with running(
-        "import sys, toymod\nfor line in sys.stdin: print(eval(line), flush=True)", environment(link, tmp_path)
-    ) as child:
-        shown = "toymod.run(), 'Recorder' in repr(toymod.run.__code__.co_consts)"
-        assert ask(child, shown) == "(1, False)"
-        if how == "ro":
-            remount(folder, "ro")
-        else:
-            fill(folder, 0)
-        before = contents(link.path)
-        with pytest.raises(SpecmeterError, match="cannot be written") as caught:
-            arm(link, timeout_s=2)
-        assert caught.value.next_step and ask(child, shown) == "(1, False)"
-        after = contents(link.path)
-        after.pop("lock", None)
-        assert after == before
-        if how == "ro":
-            remount(folder, "rw")
-        else:
-            (folder / "filler").unlink()
-        assert arm(link).silent == () and ask(child, shown) == "(1, True)"
-
-
-def test_a_full_disk_for_the_ring(toy: Toy, tmp_path: Path, mounted: Callable[[str], Path]) -> None:
-    folder = mounted("size=1m")
-    link = toy.link(folder / "links", armed=True, capacity=1 << 20)
-    code = "import toymod; print([toymod.run() for _ in range(3)], 'Recorder' in repr(toymod.run.__code__.co_consts))"
-    done = run_python(code, environment(link, tmp_path))
-    assert (done.stdout, done.stderr, done.returncode) == ("[1, 1, 1] False\n", "", 0)
-    process = only_process(link)
-    assert not process.armed and process.ring is None and "No space left" in process.report["faults"][0]
-    assert [path.name for path in link.path.iterdir() if ".ring" in path.name] == [], "what was begun is gone"
-
-
-def test_a_link_on_a_read_only_file_system_leaves_the_server_alone(
-    toy: Toy, tmp_path: Path, mounted: Callable[[str], Path]
-) -> None:
-    folder = mounted("size=1m")
-    link = toy.link(folder / "links", armed=True)
-    remount(folder, "ro")
-    before = contents(folder)
-    code = "import toymod; print(toymod.run(), 'Recorder' in repr(toymod.run.__code__.co_consts))"
-    done = run_python(code, environment(link, tmp_path))
-    assert (done.stdout, done.stderr, done.returncode) == ("1 False\n", "", 0)
-    assert contents(folder) == before and processes(link) == []
-
-
 @root
 def test_nowhere_to_write_at_all(place: Path) -> None:
     """As in a pod whose root file system is read-only: no folder for the link, none for a temporary file."""
@@ -340,11 +219,3 @@ def test_nowhere_to_write_at_all(place: Path) -> None:
         pytest.skip("no namespace of mounts can be made here")
     assert done.returncode == 5 and "next:" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert contents(place) == before
-
-
-def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
-    place: Path, mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mounted("ro")))
-    assert cli.main(["source", "toyeng", "--package", "--grep", "leaf"]) == 0
-    assert "self.leaf" in capsys.readouterr().out
