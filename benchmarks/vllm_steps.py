@@ -12,12 +12,15 @@ the largest step count is printed: in bfloat16 a near-tie may part them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -38,6 +41,7 @@ FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 def main() -> None:
     """Runs the rounds and prints a table."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     prompts = prompt_ids(options.prompts)
     rates: dict[int, list[float]] = {}
     equal = {steps: [0, 0] for steps in options.steps}
@@ -98,8 +102,8 @@ def one_start(
     whole = control.launch_env(link, {**os.environ, **env})
     began = time.monotonic()
     log = (folder / "vllm.log").open("w+")
-    pipe = subprocess.PIPE
-    with log, subprocess.Popen(command, env=whole, text=True, stdin=pipe, stdout=pipe, stderr=log) as child:
+    pipe: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    with log, subprocess.Popen(command, env=whole, text=True, stderr=log, **pipe) as child:
         try:
             read(child)
             print(f"round {number + 1}: up after {time.monotonic() - began:.0f} s", flush=True)
@@ -113,9 +117,18 @@ def one_start(
             log.seek(0)
             raise SystemExit(f"vLLM ended:\n{log.read()[-3000:]}") from None
         finally:
-            child.stdin.close()  # type: ignore[union-attr]
-            child.wait(60)
+            end(child)
             control.remove_link(link)
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """Let vLLM end by itself, then end all that it started."""
+    assert child.stdin is not None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        child.stdin.close()
+        child.wait(30)
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def job(options: argparse.Namespace, prompts: list[list[int]], folder: Path) -> str:

@@ -193,8 +193,10 @@ class Search:
             chosen = dict.fromkeys([candidate.setting, *best])
             group = [Candidate(setting, candidate.flags, candidate.env) for setting in chosen]
             group = [c for c in group if c.key not in self._known()]
-            self.planner.seen(group)
             self._run(group, self._race)
+            if not self.runner.together:
+                return self._explore_alone()
+            self.planner.seen(group)
         return None
 
     def _repeat(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from specmeter.tune.journal import Journal
 from specmeter.tune.planner import Planner
 from specmeter.tune.search import Budget, Search
 from specmeter.tune.space import Candidate, Dimension, Space, settings_of
+from specmeter.tune.trial import Observation, Stop
 from tests.support.replayed_tune import KnownRunner
 
 CURVE = {0: 50.0, 1: 58.0, 2: 63.0, 3: 61.0, 4: 55.0, 5: 49.0, 6: 44.0}
@@ -43,6 +44,31 @@ def _search(
     finally:
         journal.close()
     return search
+
+
+class FallingBack(KnownRunner):
+    """Finds out in its start number ``at`` that the settings cannot be switched."""
+
+    at = 0
+
+    def run(
+        self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop
+    ) -> list[Observation]:
+        if self.together and len(self.starts) == self.at:
+            self.together = False
+            return []
+        return super().run(candidates, level, start, blocks, stop)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_settings_that_cannot_be_switched_after_all_get_starts_of_their_own(tmp_path: Path, at: int) -> None:
+    runner = FallingBack(_speed, together=True)
+    runner.at = at
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Tree")),))
+    search = _search(tmp_path, runner, space, Budget(trials=30))
+    best = search.best()
+    assert best is not None and _speed(best) >= 0.95 * 1.15 * max(CURVE.values())
+    assert all(len(group) == 1 for group in runner.starts[at:]) and len(runner.starts) > 4
 
 
 @pytest.mark.parametrize("seed", range(5))
