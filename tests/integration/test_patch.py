@@ -38,6 +38,8 @@ print("ready", flush=True)
 for line in sys.stdin:
     print(worker.cycle(int(line)), Worker.cycle.__code__ is original, flush=True)
 """
+OTHER = RECIPE.replace('"fork"', '"spoon"').replace('"fork.worker"', '"spoon.worker"')  # another engine's
+FEWER = RECIPE.partition('[[point]]\nname = "verify')[0]  # the same engine, one point
 PYTHONS = [sys.executable, *sorted(map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python")))]
 
 
@@ -147,3 +149,34 @@ def test_a_change_by_somebody_else_exits_with_3_and_the_difference(
     assert code == 3 and "+added = 1" in answer["error"]["why"] and "--keep-changes" in answer["error"]["next"]
     code, answer = call(capsys, "restore", "--keep-changes")
     assert code == 0 and target.read_text().endswith("\nadded = 1\n") and "specmeter" not in target.read_text()
+
+
+def test_two_recipes_at_once(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site,) = environment.parents[1].glob("lib/python*/site-packages")
+    (site / "spoon").mkdir()
+    (site / "spoon" / "__init__.py").write_text("")
+    (site / "spoon" / "worker.py").write_text(WORKER)
+    (site / "spoon-1.5.dist-info").mkdir()
+    (site / "spoon-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    (tmp_path / "other.toml").write_text(OTHER)
+    (tmp_path / "fewer.toml").write_text(FEWER)
+    before = files_of(environment)
+    for name, link in (("my", "one"), ("other", "two")):
+        options = ("--python", environment, "--recipe", tmp_path / f"{name}.toml", "--link", link)
+        assert call(capsys, "apply", *options)[0] == 0
+    # The same engine for another plan: the processes would go on with the first one's.
+    code, answer = call(capsys, "apply", "--python", environment, "--recipe", tmp_path / "fewer.toml")
+    assert code == 3 and "another plan" in answer["error"]["what"]
+    assert "places: 2" in answer["error"]["why"] and "places: 1" in answer["error"]["why"]
+    run = "import fork.worker, spoon.worker; input()"
+    with subprocess.Popen([environment, "-I", "-c", run], env={}, stdin=subprocess.PIPE) as child:
+        # One runtime a process: the first patch that runs has it.
+        until(lambda: processes(find_link("one")), "the runtime")
+        child.communicate(b"\n")
+    code, answer = call(capsys, "restore")
+    assert code == 2 and "2 files are patched" in answer["error"]["what"], "which one is not guessed"
+    (patched,) = site.glob("fork/__init__.py")
+    assert call(capsys, "restore", patched)[0] == 0
+    _, answer = call(capsys, "status")
+    assert [Path(item["path"]).parent.name for item in answer["result"]["files"]] == ["spoon"]
+    assert call(capsys, "restore", "--all")[0] == 0 and files_of(environment) == before

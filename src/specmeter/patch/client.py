@@ -85,13 +85,16 @@ def apply(
 ) -> Applied:
     """Patch the files for a plan, with a link for its processes; a patch that is there already stays as it is.
 
-    Raises SpecmeterError with exit 3 when a file refuses: then none is patched, and no link is left.
+    Raises SpecmeterError with exit 3 when a file refuses: then none is patched, and no link is left; or when it is
+    patched for another plan.
     """
     targets, _ = targets_of(planned.plan, python)
     if not targets:
         raise SpecmeterError("No file can take the lines of a patch.", "No module of the plan is in a package.")
     _raise_refusals(targets)
     path, made = _link_path(targets, link_id)
+    if not made:
+        _check_same_plan(planned, open_link(path))
     files = {name: base64.b64encode(data).decode() for name, data in _folder_files(path).items()}
     facts = {
         "id": secrets.token_hex(4),
@@ -185,6 +188,22 @@ def _link_path(targets: Sequence[Target], link_id: str | None) -> tuple[Path, bo
         return path, False
     let_go(path)  # the rest of one that was being removed
     return path, True
+
+
+def _check_same_plan(planned: Planned, link: Link) -> None:
+    there = link.plan()
+    if there["points"] == planned.plan["points"]:
+        return
+    each = [
+        f"{plan['engine']} {plan['engine_version']}, places: {len(plan['points'])}, recipe {plan['recipe_sha256'][:12]}"
+        for plan in (there, planned.plan)
+    ]
+    raise SpecmeterError(
+        "It is patched already, for another plan.",
+        f"Its link {link.id} has {each[0]}; this is {each[1]}.",
+        "`specmeter patch restore` first, then apply again.",
+        Exit.REFUSED,
+    )
 
 
 def _make(planned: Planned, path: Path, armed: bool, capacity: int | None, command: Sequence[str]) -> Link:

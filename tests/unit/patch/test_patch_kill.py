@@ -122,3 +122,24 @@ def test_restore_killed_at_every_step_can_be_patched_again(trees: Path) -> None:
         assert look(str(target)).kind == APPLIED, f"step {step}"
         restore(target)
         assert snapshot(target.parent) == before, f"step {step}"
+
+
+def test_taking_our_lines_out_of_a_changed_file_killed_at_every_step(trees: Path) -> None:
+    def patched_and_changed(target: Path) -> None:
+        apply(target)
+        target.write_bytes(target.read_bytes() + b"theirs = 1\n")
+
+    def take_out(target: Path) -> str:
+        return operate.restore(str(target), keep_changes=True)
+
+    cases = each_step(trees, patched_and_changed, take_out)
+    assert len(cases) > 50
+    for step, target, _ in cases:
+        assert target.read_bytes().endswith(b"theirs = 1\n"), f"step {step}: no half a file"
+        take_out(target)
+        assert target.read_bytes() == SOURCE + b"theirs = 1\n", f"step {step}"
+        assert target.stat().st_mode & 0o7777 == 0o640, f"step {step}"
+        assert sorted(path.name for path in target.parent.iterdir()) in (
+            ["__init__.py", "__pycache__", "other.py"],
+            ["__init__.py", "other.py"],
+        ), f"step {step}: nothing of ours is left"
