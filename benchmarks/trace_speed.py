@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -56,7 +57,7 @@ def write(path: Path, count: int) -> dict[str, object]:
 def once(path: Path, plan: dict[str, object]) -> None:
     """Read and reduce in this process; print seconds and peak memory as JSON."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     trace = load_rings([path], plan)
     loaded = time.perf_counter()
     table = breakdown(trace.main, trace.index)
@@ -67,6 +68,7 @@ def once(path: Path, plan: dict[str, object]) -> None:
             {
                 "load_s": loaded - begin,
                 "total_s": done - begin,
+                "cpu_s": time.process_time() - cpu,
                 "peak_mib": peak / 1024,
                 "before_mib": before / 1024,
                 "records": trace.records,
@@ -95,9 +97,10 @@ def main() -> None:
             command = [sys.executable, __file__, "--once", str(ring), str(plan)]
             runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         seconds = [run["total_s"] for run in runs]
-        print(f"{platform.machine()}, {platform.python_version()}, {len(runs)} repeats")
+        print(f"{platform.machine()}, {platform.python_version()}, {len(runs)} repeats, load {os.getloadavg()[0]:.1f}")
         print(f"{runs[0]['records']} records, {runs[0]['cycles']} cycles, {runs[0]['phases']} rows")
         print(f"seconds: median {statistics.median(seconds):.2f}, all {[round(s, 2) for s in seconds]}")
+        print(f"processor seconds: median {statistics.median(run['cpu_s'] for run in runs):.2f}")
         print(f"reading and nesting: median {statistics.median(r['load_s'] for r in runs):.2f} s")
         print(f"peak memory: {max(r['peak_mib'] for r in runs):.0f} MiB (the mapped ring included)")
 
