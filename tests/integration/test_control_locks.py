@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,56 @@ def test_this_process_arms_and_disarms_as_ever(link: Link) -> None:
     arm(link)
     disarm(link)
     assert holder.holder(link) is None and link.document()["state"]["armed_by"] is None
+
+
+def test_a_killed_controller_gives_the_lock_back_and_its_arming_is_still_told(link: Link) -> None:
+    with running(CONTROLLER, controller(link, **ALICE)) as alice, running(CONTROLLER, controller(link, **BOB)) as bob:
+        assert ask(alice, "arm(link)") == "done"
+        assert ask(bob, "arm(link)").startswith("3 ")
+        os.kill(alice.pid, signal.SIGKILL)
+        alice.wait()
+        assert (link.path / "lock").stat().st_size > 0 and holder.holder(link) is None, (
+            "the file says nothing by itself"
+        )
+        said = ask(bob, "arm(link)")
+        assert said.startswith("3 ") and f"process {alice.pid}" in said and "since 20" in said and "--take-over" in said
+        assert ask(bob, "arm(link, take_over=True)") == "done"
+        who = holder.holder(link)
+        assert who is not None and who["pid"] == bob.pid
+        os.kill(bob.pid, signal.SIGKILL)
+        bob.wait()
+        # Whatever a kill left in the file, the next one takes it.
+        (link.path / "lock").write_bytes(b'{"user": "al')
+        assert disarm(link) is not None and holder.holder(link) is None
+
+
+def on(who: dict[str, str], *words: str) -> tuple[int, dict[str, Any]]:
+    """The command by ``--on``, through an exec prefix that gives the far side another SSH client's address."""
+    prefix = " ".join(["env", *(f"{name}='{value}'" for name, value in who.items())])
+    command = [sys.executable, "-m", "specmeter", "--on", prefix, "--far-python", sys.executable, *words, "--json"]
+    done = subprocess.run(command, env={**environment(None, SRC)}, capture_output=True, text=True, timeout=60)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_two_people_over_on(link: Link) -> None:
+    at = ("--link", str(link.path))
+    assert on(ALICE, "arm", *at)[0] == 0
+    code, answer = on(BOB, "arm", *at)
+    assert code == 3 and "ssh from 10.0.0.1" in answer["error"]["why"] and "since 20" in answer["error"]["why"]
+    code, answer = on(BOB, "status", *at)
+    (told,) = answer["result"]["links"]
+    assert code == 0 and told["armed_by"]["address"] == "10.0.0.1" and told["controller"] is None
+    assert on(BOB, "arm", *at, "--take-over")[0] == 0
+    assert on(BOB, "status", *at)[1]["result"]["links"][0]["armed_by"]["address"] == "10.0.0.2"
+    with running(CONTROLLER, controller(link, **BOB)) as bob:
+        assert ask(bob, "arm(link)") == "done"
+        code, answer = on(ALICE, "disarm", *at)
+        assert code == 3 and "under the control of somebody else" in answer["error"]["what"]
+        assert f"process {bob.pid}" in answer["error"]["why"]
+        _, answer = on(ALICE, "status", *at)
+        assert answer["result"]["links"][0]["controller"]["pid"] == bob.pid
+        os.kill(bob.pid, signal.SIGKILL)
+        bob.wait()
+    assert on(ALICE, "disarm", *at)[0] == 0
+    assert link.document()["state"]["armed_by"] is None

@@ -302,3 +302,17 @@ def test_read_only_and_full_file_systems(tmp_path: Path, options: str, why: str)
 
 def test_errors_are_explained(target: Path) -> None:
     assert "immutable" in disk.explain(str(target), OSError(errno.EPERM, "Operation not permitted")).why
+
+
+@needs_root
+def test_an_immutable_file_is_explained(target: Path) -> None:
+    done = subprocess.run(["chattr", "+i", str(target)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this file system has no such flag: {done.stderr.strip()}")
+    try:
+        refused = refusal(lambda: apply(target))
+        assert "immutable" in refused.why and "chattr -i" in refused.next
+        assert target.read_bytes() == b"version = 3\n"
+        assert [path.name for path in target.parent.iterdir()] == ["__init__.py"]
+    finally:
+        subprocess.run(["chattr", "-i", str(target)], check=True)

@@ -77,6 +77,10 @@ def apply(target: Path) -> str:
     return operate.apply(str(target), FILES, FACTS)
 
 
+def patched(target: Path) -> None:
+    apply(target)
+
+
 def restore(target: Path) -> str:
     return operate.restore(str(target))
 
@@ -117,7 +121,7 @@ def test_restore_killed_at_every_step_is_finished_by_restore(trees: Path) -> Non
 
 
 def test_restore_killed_at_every_step_can_be_patched_again(trees: Path) -> None:
-    for step, target, before in each_step(trees, lambda target: apply(target) and None, restore):
+    for step, target, before in each_step(trees, patched, restore):
         apply(target)
         assert look(str(target)).kind == APPLIED, f"step {step}"
         restore(target)
