@@ -55,6 +55,9 @@ MARKS = [
     Mark("leaf", "verify.forward"),
 ]
 
+PYTHONS = [sys.executable, *map(str, sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")))]
+PYTHONS = [path for path in PYTHONS if not path.split("versions/")[-1].startswith(("3.6", "3.7", "3.8"))]
+
 # -- 3: another sitecustomize -----------------------------------------------------------------------------------------
 
 COUNTS = "import sys; sys.theirs = getattr(sys, 'theirs', 0) + 1\n"
@@ -153,8 +156,10 @@ print('Recorder' in repr(probed), hashlib.sha256(repr(shown).encode()).hexdigest
 """
 
 
-def test_readers_of_source_text_read_what_they_read_without_us(link: Link, tmp_path: Path) -> None:
-    armed, plain = (run_python(READS, environment(at, tmp_path)) for at in (link, None))
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.split("versions/")[-1].split("/")[0])
+def test_readers_of_source_text_read_what_they_read_without_us(python: str, tmp_path: Path) -> None:
+    link = make_toy(tmp_path, "toymod", SOURCE, MARKS, python).link(tmp_path / "links", armed=True)
+    armed, plain = (run_python(READS, environment(at, tmp_path), python) for at in (link, None))
     assert (armed.stderr, plain.stderr) == ("", "")
     (was_armed, *rest), (was_plain, *expected) = armed.stdout.split(" ", 2), plain.stdout.split(" ", 2)
     assert (was_armed, was_plain) == ("True", "False")
