@@ -59,8 +59,11 @@ def _open(page: Path, repeats: int) -> dict[str, Any]:
             window = chromium.new_context(viewport={"width": 1440, "height": 900})
             tab = window.new_page()
             tab.goto(page.as_uri())
-            tab.wait_for_timeout(100)
-            for name, value in tab.evaluate(TIMES).items():
+            times = tab.evaluate(TIMES)
+            while times["paint_ms"] is None:
+                tab.wait_for_timeout(50)
+                times = tab.evaluate(TIMES)
+            for name, value in times.items():
                 found[name].append(value)
             window.close()
     # The first window pays for the browser's own start.

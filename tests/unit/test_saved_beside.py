@@ -11,7 +11,7 @@ import pytest
 import specmeter
 from specmeter.cli import main
 from specmeter.commands.model_folders import models_of
-from specmeter.commands.saved_wiring import keep_versions, keep_wiring
+from specmeter.commands.saved_wiring import keep_server, keep_wiring
 from specmeter.engines import ServerSpec
 from specmeter.trace.environment import measured_environment, package_versions
 from specmeter.trace.masking import MASK
@@ -72,9 +72,12 @@ def test_versions_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
     monkeypatch.setenv("MY_PRIVATE_THING", "x")
     writer = RunWriter.create(tmp_path / "run", ["x"])
-    keep_versions(writer, PLAN)
+    words = ("serve", "--api-key", "sk-secret", "--port", "1")
+    keep_server(writer, ServerSpec(engine="embedded", command=words, env={"NCCL_P2P": "1", "X_TOKEN": "hush"}), PLAN)
     writer.finish()
     run = load(writer.path).run
+    assert run["server"] == ["serve", "--api-key", MASK, "--port", "1"]
+    assert run["server_env"] == {"NCCL_P2P": "1", "X_TOKEN": MASK}
     assert run["env"]["NCCL_ALGO"] == "Tree" and run["env"]["HF_TOKEN"] == MASK and "MY_PRIVATE_THING" not in run["env"]
     assert run["versions"]["specmeter"] == specmeter.__version__ and "numpy" in run["versions"]
     assert package_versions(str(tmp_path / "no-python")) == {} and package_versions("/bin/false") == {}

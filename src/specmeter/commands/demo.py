@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         plan = SweepPlan(settings, prompts.sample(args.requests, args.seed), BLOCKS, sending(args))
         how = probing(args)
         swept = sweep(spec, how, plan, writer, progress, planned_link(spec, how))
-        writer.add_facts(versions=load(inner.path).run.get("versions"))
+        known = load(inner.path).run
+        writer.add_facts(**{name: known[name] for name in ("server", "versions") if name in known})
         with writer.postponing():
             writer.finish("complete")
     page = save_page(writer.path) if writer.failure is None else None

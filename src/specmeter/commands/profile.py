@@ -31,7 +31,7 @@ from specmeter.commands.load_options import (
     show_saved,
 )
 from specmeter.commands.model_folders import models_of
-from specmeter.commands.saved_wiring import keep_versions, keep_wiring
+from specmeter.commands.saved_wiring import keep_server, keep_wiring
 from specmeter.commands.serve import DEFAULT_STEPS
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
@@ -113,7 +113,7 @@ def measure(
     document["engine_counters"] = _counters(taken.counted)
     wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None
     if not place.names:
-        keep_versions(writer, taken.trace.plan)
+        keep_server(writer, spec, taken.trace.plan)
     document["wiring"] = {"word": check_word(wiring), "sentence": check_sentence(wiring)} if wiring else None
     writer.keep(taken.trace, requests)
     writer.keep_analysis(document, render_analysis(document))

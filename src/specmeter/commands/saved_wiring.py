@@ -11,6 +11,7 @@ from specmeter.commands.model_folders import models_of
 from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
 from specmeter.trace.environment import package_versions
+from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
 from specmeter.wiring.check import check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
@@ -45,8 +46,12 @@ def keep_wiring(writer: RunWriter, spec: ServerSpec, plan: Mapping[str, Any]) ->
     return found
 
 
-def keep_versions(writer: RunWriter, plan: Mapping[str, Any]) -> None:
-    """The package versions of the server's interpreter, as the fact ``versions`` of run.json."""
+def keep_server(writer: RunWriter, spec: ServerSpec, plan: Mapping[str, Any]) -> None:
+    """The server's command and environment, and its interpreter's packages, into run.json; secrets masked."""
+    if spec.command:
+        writer.add_facts(server=mask_command(spec.command))
+    if spec.env:
+        writer.add_facts(server_env=mask_env({str(k): str(v) for k, v in spec.env.items()}))
     python = (plan.get("python") or {}).get("executable")
     found = package_versions(str(python)) if python else {}
     if found:
