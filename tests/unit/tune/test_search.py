@@ -127,7 +127,7 @@ def test_nothing_feasible_is_an_error_with_the_cause(tmp_path: Path, together: b
 
 def test_an_interrupted_search_repeats_no_start(tmp_path: Path) -> None:
     class Interrupted(KnownRunner):
-        def run(self, *args: object) -> list:  # type: ignore[override,type-arg]
+        def run(self, *args: object) -> list:  # type: ignore[type-arg]
             if len(self.starts) == 3:
                 raise KeyboardInterrupt
             return super().run(*args)  # type: ignore[arg-type]
