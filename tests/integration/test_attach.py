@@ -182,7 +182,8 @@ def test_a_thousand_rounds_leave_the_process_as_it_was(tmp_path: Path) -> None:
                 until(lambda: ask(child, "state()") == before, "a process as it was")
                 sizes.append(int(ask(child, "rss()")))
         growth = sizes[-1] - sizes[0]
-        assert growth < 1 << 20, f"memory grew by {growth} bytes in {ROUNDS} rounds: {sizes}"
+        print(f"memory grew by {growth} bytes in {ROUNDS} rounds: {sizes}")
+        assert growth < 1 << 19
 
 
 def test_processes_of_other_links_are_told_apart(tmp_path: Path) -> None:
