@@ -85,6 +85,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", type=Path, default=PACKAGED_HEAD)
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
+    parser.add_argument("--early", nargs="*", default=["6:0.5"], metavar="K:P", help="K steps while likelier than P")
     parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))
@@ -125,14 +126,17 @@ class Log:
 def measure_own(engine: Engine, prompts: list[list[int]], options: argparse.Namespace, number: int, log: Log) -> None:
     """One rate a prompt, number of steps and number of threads, in an order drawn at each prompt."""
     for index, prompt in enumerate(prompts):
-        settings = [(steps, threads) for steps in options.steps for threads in options.threads]
+        named = [(f"k={steps}", SpecSettings(steps)) for steps in options.steps]
+        for steps, least in (word.split(":") for word in options.early):
+            named.append((f"k<={steps} p>={least}", SpecSettings(int(steps), speculative_draft_p_min=float(least))))
+        settings = [(*setting, threads) for setting in named for threads in options.threads]
         random.Random(f"{options.seed}-{number}-{index}").shuffle(settings)
-        for steps, threads in settings:
-            name = f"specmeter k={steps} threads={threads}"
+        for label, spec, threads in settings:
+            name = f"specmeter {label} threads={threads}"
             if (name, number, index) in log.rates:
                 continue
             torch.set_num_threads(threads)
-            cycles = engine.generate(prompt, Sampling(max_tokens=options.tokens, ignore_eos=True), SpecSettings(steps))
+            cycles = engine.generate(prompt, Sampling(max_tokens=options.tokens, ignore_eos=True), spec)
             next(cycles)
             start = time.perf_counter()
             gained = sum(len(cycle.token_ids) for cycle in cycles)

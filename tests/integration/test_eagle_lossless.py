@@ -39,7 +39,11 @@ def test_a_wrong_distribution_after_a_rejection_is_noticed(monkeypatch: pytest.M
     assert first < 1e-6
 
 
-SETTINGS = {"chain": SpecSettings(2), "tree": SpecSettings(2, 3, 6)}
+SETTINGS = {
+    "chain": SpecSettings(2),
+    "tree": SpecSettings(2, 3, 6),
+    "chain ended early": SpecSettings(3, speculative_draft_p_min=0.1),
+}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from specmeter.eagle.accept import accept_greedy
 from specmeter.eagle.engine import Cycle, Engine, Sampling, SpecSettings
+from specmeter.eagle.sampling import Sampler
 from specmeter.eagle.settings import MAX_DRAFT_TOKENS
-from specmeter.eagle.tree import DraftTree
+from specmeter.eagle.tree import ChainGrowth, DraftTree
 from specmeter.errors import SpecmeterError
 from tests.support.tiny_eagle import VOCAB, write_head, write_target
 
@@ -61,6 +63,27 @@ def test_greedy_speculation_equals_plain_decoding(engine: Engine, settings: Spec
         accepted += sum(cycle.accepted for cycle in cycles)
     # Without accepted drafts the equality above would show little.
     assert accepted > 10
+
+
+@pytest.mark.parametrize("settings", [SpecSettings(6), SpecSettings(5, 2)], ids=["chain", "tree"])
+def test_an_unsure_draft_ends_early_and_no_token_changes(engine: Engine, settings: SpecSettings) -> None:
+    early = replace(settings, speculative_draft_p_min=0.1)
+    drafted = []
+    for prompt in prompts(12):
+        cycles = run(engine, prompt, early)
+        assert tokens(cycles) == tokens(run(engine, prompt, None))
+        drafted += [cycle.drafted for cycle in cycles[1:]]
+    assert min(drafted) < max(drafted) <= settings.draft_tokens - 1
+
+
+def test_a_further_step_is_drafted_while_the_path_is_likely_enough() -> None:
+    likely = torch.log(torch.tensor([[0.8, 0.1, 0.1]]))
+    growth = ChainGrowth(likely, torch.zeros(1, 4), torch.arange(3), Sampler(Sampling()))
+    seen = [growth.probability()]
+    for _ in range(2):
+        growth.expand(likely, torch.zeros(1, 4))
+        seen.append(growth.probability())
+    assert seen == pytest.approx([0.8, 0.64, 0.512])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

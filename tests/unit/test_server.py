@@ -178,6 +178,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "speculative_num_steps": 2, "speculative_eagle_topk": 0}, "speculative_eagle_topk"),
     ({"prompt": "a", "speculative_num_steps": 2, "speculative_num_draft_tokens": 9}, "speculative_num_draft_tokens"),
     ({"prompt": "a", "speculative_num_steps": 2, "speculative_num_draft_tokens": "3"}, "speculative_num_draft_tokens"),
+    ({"prompt": "a", "speculative_draft_p_min": 1.5}, "speculative_draft_p_min"),
 ]
 
 

@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 REST = "unattributed"
 # Fewer cycles of a setting say nothing about its cost.
 MIN_CYCLES = 10
+_EARLY_SHARE = 0.05
 _TREE = re.compile(r"top-k=(\d+)")
 
 
@@ -114,7 +115,20 @@ def _samples(cycles: Columns, spans: Columns, names: tuple[str, ...]) -> Iterato
     for setting in sorted(set(cycles["setting"][timed].tolist())):
         for batch in np.unique(cycles["batch"][timed & (cycles["setting"] == setting)]):
             of = (cycles["setting"] == setting) & (cycles["batch"] == batch)
+            _refuse_early_ends(str(setting), cycles, timed & of)
             yield _sample(str(setting), cycles, once, loop, names, timed & of, decode & of)
+
+
+def _refuse_early_ends(setting: str, cycles: Columns, use: NDArray[np.bool_]) -> None:
+    """Where a draft may end before its last step, acceptance by position says nothing about a smaller step count."""
+    drafted = cycles["drafted"]
+    early = use & (drafted > 0) & (drafted < drafted[use].max(initial=0))
+    if early.sum() > _EARLY_SHARE * max(int(use.sum()), 1):
+        raise SpecmeterError(
+            f"The drafts of {setting} end early in {int(early.sum())} of {int(use.sum())} cycles.",
+            "The model takes every chain to be drafted to its last step, and predicts shorter ones from that.",
+            "Record with every step drafted (the embedded engine: --speculative-draft-p-min 0).",
+        )
 
 
 def _leading(ranks: NDArray[np.int32]) -> int:

@@ -29,6 +29,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--speculative-num-draft-tokens", type=int, metavar="N", help="tokens verified a cycle, root too"
     )
     parser.add_argument(
+        "--speculative-draft-p-min",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="draft a further step only while the draft's own probability of its path is at least P (default: 0)",
+    )
+    parser.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float16", "bfloat16", "float32"),
@@ -54,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     steps = args.speculative_num_steps
     if steps is None:
         steps = 0 if draft_dir is None else DEFAULT_STEPS
-    spec = SpecSettings(steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens)
+    spec = SpecSettings(
+        steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens, args.speculative_draft_p_min
+    )
     if steps and draft_dir is None:
         raise SpecmeterError(f"{steps} draft steps need a draft head.", "There is none.", "Name one with --draft DIR.")
     options = ServeOptions(

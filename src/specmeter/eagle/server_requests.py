@@ -12,7 +12,12 @@ from specmeter.errors import SpecmeterError
 
 T = TypeVar("T")
 MAX_STOPS = 16
-SPEC_FIELDS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+SPEC_FIELDS = (
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_draft_p_min",
+)
 # Fields that change the answer and that this engine does not have, with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (None, 1),
@@ -207,8 +212,9 @@ def _spec(body: Mapping[str, Any], limits: Limits) -> SpecSettings:
     steps = _get(body, "speculative_num_steps", int, limits.spec.speculative_num_steps)
     topk = _get(body, "speculative_eagle_topk", int, 1)
     tokens = body.get("speculative_num_draft_tokens")
+    p_min = _get(body, "speculative_draft_p_min", float, limits.spec.speculative_draft_p_min)
     try:
-        spec = SpecSettings(steps, topk, tokens)
+        spec = SpecSettings(steps, topk, tokens, p_min)
     except SpecmeterError as error:
         raise _from_setting(error) from error
     if spec.speculative_num_steps and not limits.has_draft:

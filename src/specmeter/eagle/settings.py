@@ -18,14 +18,20 @@ class SpecSettings:
     ``speculative_num_steps`` is the depth of the draft; 0 means plain decoding. ``speculative_eagle_topk`` is the
     number of branches a step; 1 is a chain. ``speculative_num_draft_tokens`` is the number of tokens that the target
     verifies at once and counts the root, the last token already produced; left out it is steps + 1 for a chain and
-    the whole tree, at most 64, otherwise. Raises SpecmeterError if a value is out of range.
+    the whole tree, at most 64, otherwise. ``speculative_draft_p_min`` ends a draft early: a further step is drafted
+    only while the draft's own probability of its likeliest path so far is at least this; 0 always drafts every step.
+    Raises SpecmeterError if a value is out of range.
     """
 
     speculative_num_steps: int
     speculative_eagle_topk: int = 1
     speculative_num_draft_tokens: int | None = None
+    speculative_draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
+        p_min = self.speculative_draft_p_min
+        if isinstance(p_min, bool) or not isinstance(p_min, int | float) or not 0.0 <= p_min < 1.0:
+            raise _error("speculative_draft_p_min", p_min, "it must be at least 0 and below 1")
         _check("speculative_num_steps", self.speculative_num_steps, 0, MAX_STEPS)
         _check("speculative_eagle_topk", self.speculative_eagle_topk, 1, MAX_TOPK)
         if self.speculative_num_steps == 0:

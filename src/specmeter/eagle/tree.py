@@ -60,6 +60,9 @@ class Growth(Protocol):
     def expand(self, logits: Tensor, hidden: Tensor) -> None:
         """Grows by one step from the frontier's draft logits [rows, draft_vocab] and outputs [rows, hidden]."""
 
+    def probability(self) -> float:
+        """The draft's own probability of the likeliest path to the frontier."""
+
     def finish(self, root: int, limit: int) -> DraftTree:
         """The tree of at most ``limit`` tokens, root included."""
 
@@ -75,6 +78,9 @@ class ChainGrowth:
         self._sampler = sampler
         self._tokens: list[Tensor] = []
         self._proposals: list[Tensor] = []
+        self._logits: list[Tensor] = []
+        self._drawn: list[int] = []
+        self._probability = 1.0
         self.expand(logits, hidden)
 
     def expand(self, logits: Tensor, hidden: Tensor) -> None:
@@ -87,6 +93,16 @@ class ChainGrowth:
             self._proposals.append(proposal)
         self.frontier = self._target_ids.narrow(0, token, 1)
         self._tokens.append(self.frontier)
+        self._logits.append(logits)
+        self._drawn.append(token)
+
+    def probability(self) -> float:
+        # Only who asks pays for it. Every token asked about stays in the draft, so that what a later one is drawn from
+        # depends on nothing but those before it, as speculative sampling wants.
+        for logits, token in zip(self._logits, self._drawn, strict=True):
+            self._probability *= float(torch.softmax(logits[0].float(), -1)[token])
+        self._logits, self._drawn = [], []
+        return self._probability
 
     def finish(self, root: int, limit: int) -> DraftTree:
         tokens = [root, *(int(t) for t in self._tokens[: limit - 1])]
@@ -129,6 +145,9 @@ class TreeGrowth:
         self.hidden = hidden[rows]
         if self.visible is not None:
             self.visible = torch.cat([self.visible[rows], self._own], dim=-1)
+
+    def probability(self) -> float:
+        return float(self._frontier_scores.max().exp())
 
     def finish(self, root: int, limit: int) -> DraftTree:
         scores = torch.cat(self._scores)

@@ -152,7 +152,10 @@ class Worker:
             settings.speculative_eagle_topk,
             sequence.sampler,
         )
+        least = settings.speculative_draft_p_min
         for step in range(1, settings.speculative_num_steps):
+            if least and growth.probability() < least:
+                break
             hidden = self._draft_forward(growth, step)
             logits = head.logits(hidden)
             growth.expand(logits, hidden)

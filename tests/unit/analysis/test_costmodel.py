@@ -77,6 +77,15 @@ def test_the_cost_of_tokens_gained_has_its_own_slope(tmp_path: Path) -> None:
     assert next(m for m in model.models if m.name == "verify.forward").per_token == 0
 
 
+def test_drafts_that_end_early_are_no_evidence_of_shorter_ones(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", Law(), [0, 3])
+    cycles = read_table(path, "cycles")
+    odd = np.arange(len(cycles["drafted"])) % 2
+    write_table(path, "cycles", {**cycles, "drafted": cycles["drafted"] - odd * (cycles["drafted"] == 3)})
+    with pytest.raises(SpecmeterError, match=r"The drafts of k=3 end early in \d+ of \d+ cycles"):
+        samples_of([load(path)])
+
+
 def test_break_even_and_speed_up_are_of_the_same_run(tmp_path: Path) -> None:
     law = Law()
     row = next(r for r in curve(evidence(tmp_path, law, [0, 2, 5], prompts=20), [5]) if r.steps == 5)
