@@ -101,7 +101,7 @@ class Ticking:
 
 def attach_and_arm(process: Ticking, link: Link) -> None:
     """One round by the parts that the command is made of."""
-    _, answer = routes.prepare(link, process.child.pid)
+    _, answer = routes.prepare(link, process.child.pid, process.python)
     process.largest_gap_ms()
     start = time.perf_counter()
     obstacle = routes.by_gdb(process.child.pid, link.path / "attach.py")

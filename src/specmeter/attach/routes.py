@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import specmeter.runtime
-from specmeter.attach import elf, obstacles
+from specmeter.attach import bytecode, elf, obstacles
 from specmeter.attach.obstacles import Facts, Obstacle
 from specmeter.control.link import Link, links, write_private
 from specmeter.control.processes import processes
@@ -42,16 +42,24 @@ def carried(pid: int, base: Path | None = None) -> Link | None:
     return None
 
 
-def prepare(link: Link, pid: int) -> tuple[Path, Path]:
-    """Write what the process is to run into the link; gives that file, and the one that it will answer in."""
+def prepare(link: Link, pid: int, python: str | None = None) -> tuple[Path, Path]:
+    """Write what the process is to run into the link; gives that file, and the one that it will answer in.
+
+    ``python``: the process's interpreter, to compile the runtime beforehand.
+    """
     answer = link.path / f"attach-{pid}"
     program = link.path / "attach.py"
     starter = link.path / "attach-start.py"
     answer.unlink(missing_ok=True)
     folder = link.path / "runtime"  # a copy: specmeter may be gone, or another one, before the process has ended
     folder.mkdir(mode=0o700, exist_ok=True)
-    for path in Path(specmeter.runtime.__file__).parent.glob("*.py"):
+    sources = Path(specmeter.runtime.__file__).parent
+    for path in sources.glob("*.py"):
         write_private(folder / path.name, path.read_bytes())
+    cache = folder / "__pycache__"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    for name, data in (bytecode.compiled(python, sources) if python else {}).items():
+        write_private(cache / name, data)
     constants = f"LINK, FOLDER, ANSWER = {str(link.path)!a}, {str(folder)!a}, {str(answer)!a}\n"
     text = (Path(__file__).parent / "inject.py").read_text().replace('LINK = FOLDER = ANSWER = ""\n', constants)
     write_private(program, text.encode())

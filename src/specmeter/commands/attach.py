@@ -84,7 +84,7 @@ def _make_link(args: argparse.Namespace, process: Process) -> Link:
 
 def _enter(args: argparse.Namespace, link: Link, process: Process, open_routes: list[str], closed: list[Closed]) -> str:
     """Try the open routes in order; the one that got the runtime in."""
-    starter, answer = routes.prepare(link, process.pid)
+    starter, answer = routes.prepare(link, process.pid, process.python)
     for route in open_routes:
         if route == "gdb":
             obstacle = routes.by_gdb(process.pid, link.path / "attach.py")

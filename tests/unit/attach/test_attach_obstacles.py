@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from specmeter.attach import elf, obstacles, routes
+from specmeter import runtime
+from specmeter.attach import bytecode, elf, obstacles, routes
 from specmeter.attach.obstacles import Facts, Obstacle
+from specmeter.control import Link
 
 FREE = Facts(
     pid=7, uid=1000, own_uid=1000, capable=False, scope=0, tracer=0, state="S", dumpable=True, covers=True,
@@ -135,3 +137,19 @@ def test_the_command_of_gdb_reads_no_file_of_the_user_and_carries_no_quotes(tmp_
     assert set(body) <= set("\\01234567"), "every letter of the path is an octal escape"
     assert bytes(int(code, 8) for code in body.split("\\")[1:]).decode() == routes.statement(tmp_path / 'a"b')
     assert words.index("file /proc/7/exe") < words.index("attach 7"), "symbols are read before the process is stopped"
+
+
+@pytest.mark.parametrize("python", [sys.executable, *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))])
+def test_the_runtime_is_compiled_before_the_server_loads_it(tmp_path: Path, python: str) -> None:
+    sources = Path(runtime.__file__).parent
+    link = Link("one", tmp_path)
+    routes.prepare(link, 7, python)
+    # Text that does not even parse shows which of the two is loaded.
+    for path in (tmp_path / "runtime").glob("*.py"):
+        path.write_text("(")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import runtime.process as p; print(p.__file__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env={})
+    assert done.stdout == f"{tmp_path / 'runtime' / 'process.py'}\n", done.stderr
+    assert not list(sources.glob("*.new")) and bytecode.compiled("/no/such/python", sources) == {}
+    for path in tmp_path.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
