@@ -5,7 +5,9 @@ largest gap between two ticks. Every round takes each process in turn (the other
 made from the same plan, then attach, arm, disarm, detach. Prints medians and ranges over the rounds, in milliseconds:
 ``gdb`` (its whole run), ``answer`` (from gdb's start until the runtime is there), ``armed`` (from gdb's start until the
 arming is acknowledged), ``still_attach`` and ``still_arm`` (the largest gap in either part), ``command`` (the whole of
-``specmeter attach PID --armed``, planning and all of Python's start in it).
+``specmeter attach PID --armed``, planning and Python's start in it); ``cpu_gdb``, ``cpu_process`` and ``cpu_here`` are the
+processor times of gdb, of the process and of this one until the arming: they follow one another, so on a quiet machine
+their sum is about ``armed``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import signal
 import statistics
 import subprocess
@@ -49,7 +52,7 @@ DEFAULT = (
     f"torch={sys.executable},specmeter,{_ENGINE}",
     f"2000={sys.executable},specmeter,{_ENGINE},torch._dynamo,scipy.special,uvicorn,starlette.applications",
 )
-FIGURES = ("gdb", "answer", "armed", "still_attach", "still_arm", "command")
+FIGURES = ("gdb", "answer", "armed", "still_attach", "still_arm", "command", "cpu_gdb", "cpu_process", "cpu_here")
 
 
 class Ticking:
@@ -79,6 +82,13 @@ class Ticking:
             line = self.child.stdout.readline()
         return line
 
+    def cpu_ms(self) -> tuple[float, float, float]:
+        """Processor time so far of all children of this process that have ended, of this process of ours, and here."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        tasks = Path(f"/proc/{self.child.pid}/task").glob("*/schedstat")
+        spent_ns = sum(int(path.read_text().split()[0]) for path in tasks)
+        return 1e3 * (ended.ru_utime + ended.ru_stime), spent_ns / 1e6, 1e3 * time.process_time()
+
     def largest_gap_ms(self) -> float:
         """The largest gap since the last time this was asked."""
         self._ask.touch()
@@ -103,7 +113,7 @@ def attach_and_arm(process: Ticking, link: Link) -> None:
     """One round by the parts that the command is made of."""
     _, answer = routes.prepare(link, process.child.pid, process.python)
     process.largest_gap_ms()
-    start = time.perf_counter()
+    cpu, start = process.cpu_ms(), time.perf_counter()
     obstacle = routes.by_gdb(process.child.pid, link.path / "attach.py")
     assert obstacle is None, obstacle
     process.keep("gdb", 1e3 * (time.perf_counter() - start))
@@ -115,6 +125,8 @@ def attach_and_arm(process: Ticking, link: Link) -> None:
     asked = time.perf_counter() - asked
     process.points = len(arm(link).done[0].report["armed_points"])
     process.keep("armed", 1e3 * (time.perf_counter() - start - asked))
+    for name, before, after in zip(FIGURES[-3:], cpu, process.cpu_ms(), strict=True):
+        process.keep(name, after - before)
     process.keep("still_arm", process.largest_gap_ms())
     leave(link)
 
