@@ -5,7 +5,7 @@ largest gap between two ticks. Every round takes each process in turn (the other
 made from the same plan, then attach, arm, disarm, detach. Prints medians and ranges over the rounds, in milliseconds:
 ``gdb`` (its whole run), ``answer`` (from gdb's start until the runtime is there), ``armed`` (from gdb's start until the
 arming is acknowledged), ``still_attach`` and ``still_arm`` (the largest gap in either part), ``command`` (the whole of
-``specmeter attach PID --armed``, planning and Python's start in it); ``cpu_gdb``, ``cpu_process`` and ``cpu_here`` are the
+``specmeter attach PID --armed``, planning and start in it); ``cpu_gdb``, ``cpu_process`` and ``cpu_here`` are the
 processor times of gdb, of the process and of this one until the arming: they follow one another, so on a quiet machine
 their sum is about ``armed``.
 """
