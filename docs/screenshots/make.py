@@ -1,7 +1,9 @@
-"""Takes the screenshots of this folder from a saved run of the demo, in a real Chromium.
+"""Takes the screenshots of this folder from saved runs, in a real Chromium.
 
 specmeter demo --out DIR && specmeter check --target T --draft D --json > CHECK.json
-python docs/screenshots/make.py DIR CHECK.json
+python docs/screenshots/make.py DIR CHECK.json [RUN]
+
+RUN is a run whose rings hold device spans; without it that picture stays as it is.
 """
 
 from __future__ import annotations
@@ -31,16 +33,19 @@ SHOTS = (
 def main() -> None:
     """Write the PNG files."""
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
-        wiring = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))["result"]
-        path = write_page(specmeter.load(sys.argv[1]), Path(folder) / "page.html", wiring)
+        path = write_page(specmeter.load(sys.argv[1]), Path(folder) / "page.html")
         for name, width, dark, anchor, height in SHOTS:
             page = open_page(chromium, path, width, dark).page
             page.set_viewport_size({"width": width, "height": height})
             if anchor:
                 page.evaluate("(id) => document.getElementById(id).scrollIntoView()", anchor)
             page.screenshot(path=HERE / f"{name}.png")
-        page = open_page(chromium, path).page
-        page.locator("#wiring figure").screenshot(path=HERE / "wiring.png")
+        wiring = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))["result"]
+        write_page(specmeter.load(sys.argv[1]), path, wiring)
+        open_page(chromium, path).page.locator("#wiring figure").screenshot(path=HERE / "wiring.png")
+        if len(sys.argv) > 3:
+            write_page(specmeter.load(sys.argv[3]), path)
+            open_page(chromium, path).page.locator("#timeline").screenshot(path=HERE / "timeline-device.png")
 
 
 if __name__ == "__main__":
