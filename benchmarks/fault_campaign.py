@@ -98,6 +98,13 @@ def _show(number: int, event: Event, out: Path | None) -> None:
             file.write(json.dumps({"number": number, **asdict(event)}) + "\n")
 
 
+def _in_short(event: Event) -> str:
+    """The outcome in the table: whether the fault came too late, cut the operation short, or was refused for."""
+    if event.outcome.startswith("done"):
+        return "finished"
+    return "refused" if event.kind == "disk full" else "cut short"
+
+
 def _saved(line: str) -> Event:
     facts = json.loads(line)
     del facts["number"]
@@ -108,7 +115,7 @@ def _print_table(events: Sequence[Event]) -> None:
     """Kind by operation; each cell the outcomes with their counts."""
     cells: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for event in events:
-        cells[event.kind, event.operation][("FAULT: " if event.faults else "") + event.outcome] += 1
+        cells[event.kind, event.operation]["FAULT" if event.faults else _in_short(event)] += 1
     print("\n| event | " + " | ".join(OPERATIONS) + " |")
     print("|---" * (len(OPERATIONS) + 1) + "|")
     for kind in KINDS:

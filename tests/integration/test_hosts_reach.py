@@ -254,10 +254,14 @@ def test_a_password_or_passphrase_is_never_asked_for(host: Host, key: str) -> No
         with (host.sshd.folder / "authorized").open("a") as file:
             file.write(locked.with_suffix(".pub").read_text())
         host.sshd.add_host("locked", IdentityFile=str(locked))
+    askpass, asked = host.folder / "askpass", host.folder / "asked"
+    askpass.write_text(f"#!/bin/sh\ntouch {asked}\n")
+    askpass.chmod(0o755)
+    env = {**os.environ, "PATH": f"{host.sshd.bin}:{os.environ['PATH']}", "DISPLAY": ":0"}
     command = [sys.executable, "-m", "specmeter", "--on", f"ssh://{key}", "status"]
-    code, said = in_a_terminal(command, {**os.environ, "PATH": f"{host.sshd.bin}:{os.environ['PATH']}"})
+    code, said = in_a_terminal(command, {**env, "SSH_ASKPASS": str(askpass), "SSH_ASKPASS_REQUIRE": "force"})
     assert code == 5 and "Permission denied (publickey,password" in said and "never asks for a password" in said
-    assert "'s password:" not in said and "assphrase for key" not in said
+    assert "'s password:" not in said and "assphrase for key" not in said and not asked.exists()
 
 
 def test_python_2_is_named(host: Host) -> None:
