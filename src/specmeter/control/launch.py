@@ -53,7 +53,7 @@ def interpreter_of(command: Sequence[str], env: Mapping[str, str] | None = None)
     if found is None:
         why = "It is neither a program on PATH nor an executable file."
         if Path(command[0]).is_symlink():
-            why = f"It is a symbolic link to {os.readlink(command[0])}, which is not there."
+            why = f"It is a symbolic link to {Path(command[0]).readlink()}, which is not there."
         raise SpecmeterError(f"{command[0]} is not there", why, "Give the command as it starts the server by itself.")
     words = list(command)
     if Path(found).name == "env":
