@@ -15,6 +15,7 @@ from typing import Any
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import Host
 from specmeter.hosts.bundle import RELAY
+from specmeter.hosts.far_relay import GONE_S
 from specmeter.hosts.frames import Frames, Message, StreamDamaged
 from specmeter.hosts.session import Errors, send, start_client, unreachable
 
@@ -59,7 +60,7 @@ class Relay:
             self._child.kill()
             self._child.wait()
             raise
-        self.began = time.monotonic()
+        self.began = self._heard = time.monotonic()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ended = threading.Event()
@@ -171,6 +172,7 @@ class Relay:
             if read is None:
                 break
             message, payload = read
+            self._heard = time.monotonic()
             if "id" in message:
                 waiting = self._waiting.get(int(message["id"]))
                 if waiting is not None:
@@ -204,8 +206,14 @@ class Relay:
             one.put(None)
 
     def _beat(self) -> None:
-        """Tell the far side that we are here: it gives us up after a while without a word, and so do its probes."""
+        """Tell the far side that we are here: it gives us up after a while without a word, and we give it up.
+
+        Not every client notices a dead connection by itself, as ssh does.
+        """
         while not self._ended.wait(BEAT_S):
+            if time.monotonic() - self._heard > GONE_S:
+                self._child.kill()
+                return
             try:
                 self.frames.write({"id": 0, "op": "ping"})
             except (OSError, ValueError):

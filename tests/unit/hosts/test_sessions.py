@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specmeter.control.link import make_link
 from specmeter.control.records import NewRecords
 from specmeter.errors import SpecmeterError
-from specmeter.hosts.far_rings import pack, unpack
+from specmeter.hosts.far_rings import RATE, Shipper, pack, unpack
 from specmeter.hosts.frames import Frames, StreamDamaged
 from specmeter.hosts.mirror import Mirror, Shift
 from specmeter.runtime import layout
-from specmeter.runtime.ring import Ring
+from specmeter.runtime.ring import Ring, start_ticks
 from specmeter.trace.ring import read_header, read_ring
 
 DESCRIBED: dict[str, Any] = {"link": "l", "path": "/there", "plan": {"points": []}, "document": {"id": "l"}}
@@ -196,3 +199,29 @@ def test_no_name_from_there_becomes_a_path(name: str) -> None:
         assert sorted(path.name for path in mirror.folder.iterdir()) == ["link.json", "plan.json"]
     finally:
         mirror.close()
+
+
+def test_live_shipping_keeps_its_rate_and_the_end_brings_the_rest(tmp_path: Path) -> None:
+    link = make_link({"points": []}, {}, link_id="l", base=tmp_path)
+    me = f"{os.getpid()}-{start_ticks(os.getpid())}"
+    (link.path / f"{me}.json").write_text("{}")
+    sent: list[tuple[dict[str, Any], bytes]] = []
+    shipper = Shipper(lambda message, payload: sent.append((message, payload)))
+    began = time.monotonic()
+    shipper.watch(link)
+    try:
+        writer = Writer(link.path / f"{me}.ring", 1 << 17)
+        noise = os.urandom(120_000 * 8)  # does not pack, so that there is more than the rate allows
+        for number in range(120_000):
+            at, mark = writer.ring.next_place()
+            t0 = int.from_bytes(noise[8 * number : 8 * number + 8], "little", signed=True)
+            layout.RECORD.pack_into(writer.ring.buffer, at, t0, t0, number, 1, layout.KIND_MARK, 0, 0, mark)
+        time.sleep(2.5)
+    finally:
+        shipper.close()
+    live = [payload for message, payload in sent if message["event"] == "records"]
+    largest = max(map(len, live))  # a piece that was begun within the rate goes whole
+    assert 0 < sum(map(len, live)) <= RATE * (time.monotonic() - began + 1) + largest
+    assert shipper.collect("l") == 0
+    records = b"".join(unpack(payload) for message, payload in sent if message["event"] == "records")
+    assert [record[2] for record in layout.RECORD.iter_unpack(records)] == list(range(120_000))
