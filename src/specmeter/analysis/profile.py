@@ -15,6 +15,7 @@ from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
 from specmeter.analysis.overhead import drawn_overhead
 from specmeter.analysis.ranks import rank_tables
+from specmeter.analysis.seams import device_facts
 from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import (
     Interval,
@@ -28,6 +29,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.trace.build import RankTrace, Trace
 from specmeter.trace.cycles import DROPS, KEPT, KINDS
 from specmeter.trace.requests import Request, finished
+from specmeter.trace.ring import Ring
 
 SCHEMA = "specmeter/analysis/1"
 BASELINE = "baseline"
@@ -72,12 +74,16 @@ def cycle_interval(rank: RankTrace, chosen: NDArray[np.bool_]) -> Interval:
 
 
 def analyse(
-    trace: Trace, requests: Sequence[Request], baseline: Baseline | None = None, setting: str | None = None
+    trace: Trace,
+    requests: Sequence[Request],
+    baseline: Baseline | None = None,
+    setting: str | None = None,
+    rings: Sequence[Ring] = (),
 ) -> dict[str, Any]:
     """The document of analysis.json for one setting (None: every request that is not the baseline's).
 
-    ``baseline`` None takes it from the trace's own baseline cycles, if there are any. Raises SpecmeterError when no
-    decode cycle remains.
+    ``baseline`` None takes it from the trace's own baseline cycles, if there are any. ``rings`` are read for device
+    spans. Raises SpecmeterError when no decode cycle remains.
     """
     mask = np.array([_wanted(r, setting) for r in trace.requests], bool)
     rank = trace.main
@@ -118,6 +124,7 @@ def analyse(
             "reason": base.reason,
         },
         **gain,
+        "device": device_facts(rings, rank, timed),
         "measured_speedup": measured.as_json() if measured else None,
         "overhead": _overhead(rank, trace.requests),
         **rank_tables(trace, mask),
@@ -266,6 +273,8 @@ def _sentence(document: dict[str, Any], word: str, ratio: float | None) -> str:
     waiting = document["coverage"]["of_which_wait_percent"]
     if waiting >= 5 and not (phases and phases[0]["name"] == "wait"):
         most += f", waiting {waiting:.0f} %"
+    device = document.get("device")
+    most += f"; the device is idle for {device['idle_percent']:.0f} % of it" if device else ""
     cycle = f"a cycle takes {document['cycle']['mean_ms']['point']:.2f} ms and {tokens}"
     if even is None:
         return f"Gain not known ({document['reason']}): {cycle}{most}."

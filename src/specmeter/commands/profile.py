@@ -39,6 +39,7 @@ from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.check_words import check_sentence, check_word
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
+from specmeter.trace.device import device_rings
 from specmeter.trace.rundir import RunWriter, load
 
 BASELINE = Setting.of(0)
@@ -108,7 +109,7 @@ def measure(
         base, more, warning = _second_start(spec, how, writer, progress, chosen, sending(args))
         requests += more
         warnings += [warning] if warning else []
-    document = analyse(taken.trace, requests, base)
+    document = analyse(taken.trace, requests, base, rings=device_rings(writer.path))
     document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
     document["engine_counters"] = _counters(taken.counted)
     wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None

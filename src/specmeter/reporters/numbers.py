@@ -70,6 +70,17 @@ def stalled_line(found: Mapping[str, Any] | None) -> str:
     )
 
 
+def device_line(found: Mapping[str, Any] | None) -> str:
+    """How long no timed point ran on the device in a cycle; empty where device time was not recorded."""
+    if not found:
+        return ""
+    return (
+        f"Device: {found['busy_ms']:.3f} ms a cycle in its timed points, idle between them for "
+        f"{found['idle_ms']['point']:.3f} ms{plus_minus(found['idle_ms'])}, {found['idle_percent']:.1f} % of the cycle "
+        f"({units(found['cycles'], 'cycle')} with device spans; work outside of timed points counts as idle)"
+    )
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share (0 to 1) in percent, or ``-``."""
     return MISSING if share is None else f"{100 * share:.{digits}f} %"

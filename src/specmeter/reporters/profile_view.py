@@ -23,7 +23,7 @@ from specmeter.reporters.language import (
     verdict_line,
 )
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import number, percent, plus_minus, stalled_line, units
+from specmeter.reporters.numbers import device_line, number, percent, plus_minus, stalled_line, units
 
 
 def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -34,6 +34,8 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield heading("Where the cycle goes")
     yield _phase_table(document, width)
     yield from _coverage(document)
+    if document.get("device"):
+        yield remark(device_line(document["device"]))
     if document["draft_steps"]:
         yield heading("Draft steps")
         yield _step_table(document, width)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,17 @@ def ring_lanes(run: Run, spans: Columns) -> RingLanes:
         found.append((ring, rank))
     index = index_plan(run.plan) if run.plan else None
     return RingLanes(tuple(found), index, bool((spans["clock"] == "device").any()), tuple(warnings))
+
+
+def device_rings(folder: Path) -> list[Ring]:
+    """The rings of a run directory that hold device spans; damaged ones are left out."""
+    found = []
+    for path in sorted((folder / "rings").glob("*.ring")):
+        with suppress(SpecmeterError):
+            ring = read_ring(path)
+            if bool((ring.records["kind"] == layout.KIND_DEVICE_SPAN).any()):
+                found.append(ring)
+    return found
 
 
 def device_offset_ns(records: Records) -> int | None:

@@ -65,6 +65,7 @@ _PROFILE = {
     "refused": [{"name": TEXT, "reason": TEXT}],
     "ranks": [{"*": ANY}],
     "wiring": Maybe({"word": TEXT, "sentence": TEXT}),
+    "device": Maybe({"idle_ms": INTERVAL, "idle_percent": NUMBER, "busy_ms": NUMBER, "cycles": NUMBER}),
     "verdict": _VERDICT,
 }  # fmt: skip
 _SWEEP = {

@@ -12,6 +12,7 @@ from specmeter.reporters.html.markup import Section, beside, cards, details, fig
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import (
     bounds,
+    device_line,
     no_interval,
     number,
     percent,
@@ -87,6 +88,8 @@ def _cycle(run: Run, document: Document, prefix: str) -> Section:
     section = Section("Where the cycle goes", f"{prefix}cycle")
     chart = figure(cycle_charts.cycle_chart(document), "The cycle against the baseline", note)
     section.add(beside(chart, _phase_table(document)))
+    if document.get("device"):
+        section.add(paragraph(f"{device_line(document['device'])}."))
     verify = [row for row in document["points"] if row["phase"] == "verify"]
     plain = timeline.baseline_parts(run)
     if not plain and "baseline" in run.children:
