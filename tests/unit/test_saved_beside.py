@@ -11,7 +11,7 @@ import pytest
 import specmeter
 from specmeter.cli import main
 from specmeter.commands.model_folders import models_of
-from specmeter.commands.saved_wiring import keep_server, keep_wiring
+from specmeter.commands.saved_wiring import keep_beside, keep_server, keep_wiring
 from specmeter.engines import ServerSpec
 from specmeter.trace.environment import measured_environment, package_versions
 from specmeter.trace.masking import MASK
@@ -98,3 +98,16 @@ def test_report_makes_all_of_a_demo_again(tmp_path: Path, capsys: pytest.Capture
     document = json.loads(capsys.readouterr().out)
     assert document["result"]["kind"] == "sweep" and document["parts"]["profile"]["kind"] == "profile"
     assert document["wiring"]["errors"] == 1
+
+
+def test_a_sweep_keeps_both_by_its_own_plan_or_a_childs(tmp_path: Path) -> None:
+    target, draft = make("llama").write(tmp_path / "pair")
+    spec = ServerSpec(engine="embedded", command=("serve", "--model", str(target), "--draft", str(draft)))
+    for name, below in (("together", False), ("apart", True), ("none", None)):
+        writer = RunWriter.create(tmp_path / name, ["x"])
+        if below is not None:
+            (writer.child("k=1") if below else writer).write_plan(PLAN)
+        keep_beside(writer, spec)
+        writer.finish()
+        run = load(writer.path)
+        assert bool(run.wiring) == (below is not None) and ("server" in run.run) == (below is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from specmeter.engines import ServerSpec
 from specmeter.errors import SpecmeterError
 from specmeter.trace.environment import package_versions
 from specmeter.trace.masking import mask_command, mask_env
-from specmeter.trace.rundir import RunWriter
+from specmeter.trace.rundir import RunWriter, load
 from specmeter.wiring.check import check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
 from specmeter.wiring.flag_checks import Settings
@@ -44,6 +45,17 @@ def keep_wiring(writer: RunWriter, spec: ServerSpec, plan: Mapping[str, Any]) ->
     found = document["result"]
     assert isinstance(found, dict)
     return found
+
+
+def keep_beside(writer: RunWriter, spec: ServerSpec) -> None:
+    """Both, by the plan that the run (or, where each setting was a start, one of its children) saved. Never raises."""
+    plan: Mapping[str, Any] = {}
+    with suppress(SpecmeterError):
+        saved = load(writer.path)
+        plan = saved.plan or next((child.plan for child in saved.children.values() if child.plan), {})
+    if plan:
+        keep_wiring(writer, spec, plan)
+        keep_server(writer, spec, plan)
 
 
 def keep_server(writer: RunWriter, spec: ServerSpec, plan: Mapping[str, Any]) -> None:

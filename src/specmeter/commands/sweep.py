@@ -20,6 +20,7 @@ from specmeter.commands.load_options import (
     sending,
     show_saved,
 )
+from specmeter.commands.saved_wiring import keep_beside
 from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = sweep_in_fewest_starts(spec, how, plan, writer, progress, link, args.separate)
         writer.add_facts(**place.facts())
+        if not place.names:
+            keep_beside(writer, spec)
         with writer.postponing():
             writer.finish("complete")
     return show_saved("sweep", document, [], writer, args.json)
