@@ -122,6 +122,7 @@ def live(link: Link, folder: Path, requests: int) -> dict[str, Any]:
             url = f"http://127.0.0.1:{port}"
             until(lambda: server.poll() is not None or healthy(url), "the server", 120)
             words = ["profile", "--link", "live", "--url", url, "--baseline", "none", "--requests", str(requests)]
+            words += ["--max-tokens", "64"]
             on = ["--on", f"ssh {link.name}-up env XDG_RUNTIME_DIR={folder}", "--far-python", sys.executable]
             profile = [*own, *on, *words, "--out", str(folder / "run"), "--json"]
             return _rate(link, profile)
