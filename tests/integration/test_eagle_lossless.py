@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specmeter.eagle.engine import SpecSettings
 from specmeter.eagle.settings import Sampling
-from tests.support.cycle_draws import draw, draw_pairs, exact_pairs, small_worker
+from tests.support.cycle_draws import draw_pairs, exact_pairs, small_worker
 from tests.support.table_models import SHAPES, exact, favour_drafts, p_values, pairs
 from tests.support.tiny_eagle import write_head, write_target
 
@@ -57,9 +57,8 @@ def test_whole_cycles_give_the_pairs_that_plain_decoding_gives(
     folders: tuple[Path, Path], settings: SpecSettings
 ) -> None:
     sampling = Sampling(temperature=1.2, top_p=0.95, seed=21)
-    worker = small_worker(*folders)
-    found = draw(worker, sampling, settings, CYCLE_DRAWS)
-    chances = p_values(found.counts, exact_pairs(worker, sampling, found.first))
+    found = draw_pairs(folders, sampling, settings, CYCLE_DRAWS)
+    chances = p_values(found.counts, exact_pairs(small_worker(*folders), sampling, found.first))
     assert found.accepted > CYCLE_DRAWS / 50
     assert min(chances) > 1e-3
 
