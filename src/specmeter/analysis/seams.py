@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from specmeter.analysis.acceptance import clusters
 from specmeter.analysis.stats import Interval, cluster_ratio
-from specmeter.runtime import layout
 from specmeter.trace.build import RankTrace
-from specmeter.trace.device import device_offset_ns
+from specmeter.trace.device import device_times
 from specmeter.trace.ring import Ring
 
 
@@ -51,19 +50,17 @@ def _busy_ns(rings: Sequence[Ring], rank: RankTrace) -> NDArray[np.float64] | No
         # With an engine core and a worker, the cycles are the core's and the device is the worker's.
         if ring.header.host != rank.host or (ring.header.pid != rank.pid and ring.header.rank != rank.rank):
             continue
-        spans = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
-        offset = device_offset_ns(ring.records) if len(spans) else None
-        if offset is None:
+        times = device_times(ring)
+        if times is None:
             continue
-        order = np.argsort(spans["t0"], kind="stable")
-        begin, end = spans["t0"][order] + offset, spans["t1"][order] + offset
+        begin, end = times
         # Spans of several streams may overlap: each adds what reaches beyond all before it.
         before = np.concatenate([[begin[0]], np.maximum.accumulate(end)[:-1]])
         begin = np.minimum(np.maximum(begin, before), np.maximum(end, before))
         end = np.maximum(end, begin)
-        times = np.stack([begin, end], axis=1).reshape(-1).astype(float)
+        edges = np.stack([begin, end], axis=1).reshape(-1).astype(float)
         total = np.stack([np.zeros(len(begin)), (end - begin).astype(float)], axis=1).reshape(-1).cumsum()
         t0 = rank.cycles.t0_ns.astype(float)
-        found: NDArray[np.float64] = np.interp(t0 + rank.cycles.dur_ns, times, total) - np.interp(t0, times, total)
+        found: NDArray[np.float64] = np.interp(t0 + rank.cycles.dur_ns, edges, total) - np.interp(t0, edges, total)
         return found
     return None

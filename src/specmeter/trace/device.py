@@ -106,6 +106,16 @@ def device_rings(folder: Path) -> list[Ring]:
     return found
 
 
+def device_times(ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Begins and ends of a ring's device spans on its host's clock, ns, in order of begin; None without any."""
+    spans = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
+    offset = device_offset_ns(ring.records) if len(spans) else None
+    if offset is None:
+        return None
+    order = np.argsort(spans["t0"], kind="stable")
+    return spans["t0"][order] + offset, spans["t1"][order] + offset
+
+
 def device_offset_ns(records: Records) -> int | None:
     """What to add to a ring's device times to get its host clock; None without device spans that have a host span.
 
