@@ -22,6 +22,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.hosts.far_rings import unpack
 from specmeter.hosts.frames import Message
 from specmeter.runtime import layout
+from specmeter.runtime.ring import start_ticks
 from specmeter.trace.ring import RECORD_DTYPE, Records
 
 # Kinds whose t1 is a moment of the host's clock, and those whose t0 is one.
@@ -73,7 +74,7 @@ class Mirror:
         self._lock = threading.Lock()
         self._closed = False
         self._own = beside is None
-        folder = Path(tempfile.mkdtemp(prefix="specmeter-mirror-")) if beside is None else beside.link.path
+        folder = _new_folder() if beside is None else beside.link.path
         far_id = str(described["link"])
         self.link: FarLink = FarLink(name or far_id, folder, far_id, str(described["path"]))
         if self._own:
@@ -164,3 +165,13 @@ def _checked_name(name: str) -> tuple[int, int]:
     if not (pid.isascii() and pid.isdigit() and start.isascii() and start.isdigit() and len(name) < 64):
         raise SpecmeterError(f"The far side names a process {name[:40]!r}.")
     return int(pid), int(start)
+
+
+def _new_folder() -> Path:
+    """A private folder that names its process; those of processes that were killed go."""
+    for path in Path(tempfile.gettempdir()).glob("specmeter-mirror-*"):
+        pid, start = [*path.name.split("-"), "", ""][2:4]
+        owned = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+        if owned and pid.isdigit() and start.isdigit() and start_ticks(int(pid)) != int(start):
+            shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"specmeter-mirror-{os.getpid()}-{start_ticks(os.getpid())}-"))
