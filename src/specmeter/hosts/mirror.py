@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -171,7 +172,11 @@ def _new_folder() -> Path:
     """A private folder that names its process; those of processes that were killed go."""
     for path in Path(tempfile.gettempdir()).glob("specmeter-mirror-*"):
         pid, start = [*path.name.split("-"), "", ""][2:4]
-        owned = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+        try:
+            info = path.lstat()
+        except OSError:
+            continue  # another one was quicker
+        owned = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
         if owned and pid.isdigit() and start.isdigit() and start_ticks(int(pid)) != int(start):
             shutil.rmtree(path, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"specmeter-mirror-{os.getpid()}-{start_ticks(os.getpid())}-"))
