@@ -7,6 +7,7 @@ the lines of its --out, under the names "vllm k=2 bind=0-1 switched". A round is
 in it every prompt runs at each step count, in an order drawn at each prompt. k=0 drafts nothing but still runs the
 draft's forward: not plain decoding, which decode_speed.py measures in starts of its own. Whether answers are those of
 the largest step count is printed: in bfloat16 a near-tie may part them.
+Seen to work with --eager; two compiled starts of it died in torch's compiler (docs/sweep.md).
 """
 
 from __future__ import annotations
