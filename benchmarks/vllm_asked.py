@@ -18,6 +18,7 @@ def main() -> None:
     llm = LLM(
         job["model"], dtype="bfloat16", max_model_len=2048, max_num_seqs=1, enforce_eager=job["eager"],
         speculative_config=job["speculative"], disable_log_stats=True, enable_prefix_caching=False,
+        gpu_memory_utilization=0.4,  # of the machine: only a check here
     )  # fmt: skip
     print("READY", flush=True)
     for line in sys.stdin:

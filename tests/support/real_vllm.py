@@ -158,7 +158,10 @@ def two_at_once(url: str) -> list[Request]:
         found.append(ask(url, prompt, tokens)[0])
 
     # A busy server took the second one 1.3 s late once, when the first one had ended, so the first one is long.
-    threads = [threading.Thread(target=go, args=(PROMPTS[0], LONG)), threading.Thread(target=go, args=(PROMPTS[1], TOKENS))]
+    threads = [
+        threading.Thread(target=go, args=(PROMPTS[0], LONG)),
+        threading.Thread(target=go, args=(PROMPTS[1], TOKENS)),
+    ]
     for thread in threads:
         thread.start()
         time.sleep(MARGIN_S)
