@@ -16,6 +16,7 @@ from specmeter import __version__
 from specmeter.commands import ENTRIES
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.dispatch import FROM_HERE, run_on_hosts, take_hosts
+from specmeter.reporters.inert import inert_lines
 
 DESCRIPTION = """\
 specmeter shows where each millisecond of a speculative decoding cycle goes, says why speculation wins or loses
@@ -118,7 +119,8 @@ def _print_error(error: SpecmeterError, command: str | None, as_json: bool) -> N
             "error": error.as_json(),
         }
         print(json.dumps(document))
-    print(f"specmeter: {error}", file=sys.stderr)
+    # Its words may be a server's, a file's or another host's.
+    print(inert_lines(f"specmeter: {error}"), file=sys.stderr)
 
 
 def _write_crash_log() -> str:

@@ -267,7 +267,7 @@ def test_no_word_reaches_a_shell(far: Far, tmp_path: Path, text: str) -> None:
     text = text.replace("INJECTED", str(tmp_path / "injected"))
     there = specmeter("--on", far.url, "source", "--", text)
     here = specmeter("source", "--", text)
-    assert (there.returncode, there.stderr) == (here.returncode, here.stderr), "the very word must arrive"
+    assert (there.returncode, there.stderr) == (here.returncode, f"{here.stderr}  on:   {far.url}\n"), "the very word"
     specmeter("--on", far.url, "status", python=text)
     specmeter("--on", f"ssh://{text}", "status")
     specmeter("--on", f"ssh://{text}@far", "status")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from specmeter.reporters.inert import inert, inert_lines
+
 PLAIN_EVERY_S = 10.0
 
 
@@ -26,7 +28,7 @@ class Progress:
         if self._quiet:
             return
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        print(inert_lines(text), file=sys.stderr, flush=True)
 
     def waiting(self, text: str) -> None:
         """What is being waited for; shown on a terminal only, or every ten seconds."""
@@ -57,8 +59,8 @@ class Progress:
             return
         now = time.monotonic()
         if self._live:
-            print(f"\r{text[:118]}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{inert(text[:118], 118)}\x1b[K", end="", file=sys.stderr, flush=True)
             self._open = True
         elif now - self._said >= PLAIN_EVERY_S:
             self._said = now
-            print(text, file=sys.stderr, flush=True)
+            print(inert_lines(text), file=sys.stderr, flush=True)

@@ -62,15 +62,17 @@ def _sessions(args: argparse.Namespace) -> Iterator[list[There]]:
     from specmeter.hosts.address import parse
     from specmeter.hosts.place import There
     from specmeter.hosts.relay import Relay
+    from specmeter.hosts.session import signals_end_it
 
     hosts = [parse(name) for name in names]
-    try:
-        for host in hosts:
-            places.append(There(Relay(host, args.far_python)))
-        yield places
-    finally:
-        for place in places:
-            place.close()
+    with signals_end_it():
+        try:
+            for host in hosts:
+                places.append(There(Relay(host, args.far_python)))
+            yield places
+        finally:
+            for place in places:
+                place.close()
 
 
 def flags_at(place: Place, spec: ServerSpec) -> EngineFlags:

@@ -21,6 +21,7 @@ from specmeter.engines import ServerSpec, Setting
 from specmeter.engines.spec import add_server_arguments, server_spec
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import save_page
+from specmeter.reporters.inert import inert_lines
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import RunWriter
 
@@ -152,7 +153,7 @@ def print_saved(command: str, result: dict[str, Any], warnings: list[str], write
     print_json(command, result, [*warnings, *([str(failure)] if failure else [])], writer.path)
     if failure is None:
         return int(Exit.DONE)
-    print(f"specmeter: {failure}", file=sys.stderr)
+    print(inert_lines(f"specmeter: {failure}"), file=sys.stderr)
     return int(failure.exit)
 
 

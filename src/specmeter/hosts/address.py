@@ -16,7 +16,7 @@ _SSH = re.compile(
     r"ssh://(?:(?P<user>[\w.][\w.+-]*)@)?(?P<host>[\w.][\w.-]*|\[[0-9a-fA-F:.]+(?:%\w+)?\])(?::(?P<port>\d+))?/?"
 )
 # The user's own configuration, agent, jump hosts and control sockets count; these keep it from asking or hanging.
-_SSH_OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+SSH_OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def parse(text: str) -> Host:
     _check_program(words[0])
     if Path(words[0]).name == "ssh":
         # Its words are joined and given to a login shell, so what is appended has to be quoted.
-        return Host(text, (words[0], *_SSH_OPTIONS, *words[1:]), shell=True)
+        return Host(text, (words[0], *SSH_OPTIONS, *words[1:]), shell=True)
     return Host(text, tuple(words), shell=False)
 
 
@@ -64,7 +64,7 @@ def _ssh(text: str) -> Host:
     user = ["-l", match["user"]] if match["user"] else []
     port = ["-p", match["port"]] if match["port"] else []
     host = match["host"].strip("[]")
-    return Host(text, ("ssh", *_SSH_OPTIONS, *user, *port, "--", host), shell=True)
+    return Host(text, ("ssh", *SSH_OPTIONS, *user, *port, "--", host), shell=True)
 
 
 def _check_program(name: str) -> None:

@@ -30,9 +30,9 @@ def pack(records: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> bytes:
-    """The inverse of ``pack``. Raises zlib.error or ValueError."""
-    plain = zlib.decompress(data)
+    """The inverse of ``pack``, of a piece at most. Raises ValueError."""
     size = layout.RECORD_SIZE
+    plain = unpacked(data, PIECE * size)
     if len(plain) % size:
         raise ValueError("no whole records")
     count = len(plain) // size
@@ -40,6 +40,20 @@ def unpack(data: bytes) -> bytes:
     for place in range(size):
         out[place::size] = plain[place * count : (place + 1) * count]
     return bytes(out)
+
+
+def unpacked(data: bytes, most: int) -> bytes:
+    """What zlib packed. Raises ValueError, also for more than ``most`` bytes: a few can stand for gigabytes."""
+    packed = zlib.decompressobj()
+    try:
+        plain = packed.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"it cannot be unpacked: {error}") from None
+    if len(plain) > most:
+        raise ValueError(f"it is longer than {most} bytes")
+    if not packed.eof:
+        raise ValueError("it has no end")
+    return plain
 
 
 class Shipper:

@@ -58,7 +58,7 @@ class Frames:
         self.received += len(head) + text_size + payload_size
         try:
             message = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StreamDamaged(text) from None
         if not isinstance(message, dict):
             raise StreamDamaged(text)

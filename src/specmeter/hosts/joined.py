@@ -19,6 +19,7 @@ from specmeter.engines.server import Progress
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.mirror import Shift
 from specmeter.hosts.place import There
+from specmeter.hosts.shapes import checked_plan
 
 
 @dataclass
@@ -77,6 +78,10 @@ class Joined:
         unix_ns = self._first.relay.unix_ns()
         for number, place in enumerate(self._others, 1):
             described, _ = place.relay.call("find", link=link.id)
+            try:
+                checked_plan(described)
+            except SpecmeterError as error:
+                raise place.relay.named(error) from None
             if _points(described["plan"]) != _points(mirror.plan):
                 raise SpecmeterError(
                     f"Link {link.id} measures other points on {place.names[0]} than on {self._first.names[0]}.",

@@ -26,6 +26,7 @@ class FarLinks:
         """The links that are there now. Raises SpecmeterError when a connection is lost."""
         found: list[Link] = []
         for place, shift in zip(self._places, self._shifts, strict=True):
+            place.relay.check_fault()
             described = {str(entry["link"]): entry for entry in place.relay.call("links")[0]["links"]}
             if self._chosen is not None:
                 described = {id: entry for id, entry in described.items() if id == self._chosen}
@@ -38,7 +39,8 @@ class FarLinks:
                     place.relay.call("watch", link=id)
                 found.append(place.mirrors[id].link)
         if self._chosen is not None and not found:
-            raise SpecmeterError(f"There is no link {self._chosen} there.")
+            names = ", ".join(place.relay.host.name for place in self._places)
+            raise SpecmeterError(f"There is no link {self._chosen} there, on {names}.")
         return found
 
     def arm(self, link: Link, timeout_s: float) -> tuple[int, int]:

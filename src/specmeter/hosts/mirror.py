@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -19,17 +20,19 @@ from typing import Any
 import numpy as np
 
 from specmeter.control.link import Link, write_private
-from specmeter.errors import SpecmeterError
 from specmeter.hosts.far_rings import unpack
 from specmeter.hosts.frames import Message
+from specmeter.hosts.shapes import sent
 from specmeter.runtime import layout
-from specmeter.runtime.ring import start_ticks
+from specmeter.runtime.ring import DEFAULT_CAPACITY, start_ticks
 from specmeter.trace.ring import RECORD_DTYPE, Records
 
 # Kinds whose t1 is a moment of the host's clock, and those whose t0 is one.
 _T0 = (layout.KIND_HOST_SPAN, layout.KIND_MARK, layout.KIND_CLOCK_PAIR, layout.KIND_DISARMED, layout.KIND_COLLECTIVE)
 _T1 = (layout.KIND_HOST_SPAN, layout.KIND_MARK, layout.KIND_VALUE, layout.KIND_COLLECTIVE)
 _CLOCK, _CALENDAR = 11, 12  # places of perf_counter_ns and time_ns in the header
+# What a far host may have kept here: processes of a link, a report's bytes, records a ring (512 MiB).
+_MOST_PROCESSES, _MOST_REPORT, _MOST_RECORDS = 4096, 1 << 24, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,17 @@ class Mirror:
         self._lock = threading.Lock()
         self._closed = False
         self._own = beside is None
-        folder = _new_folder() if beside is None else beside.link.path
         far_id = str(described["link"])
+        self._most = _most_records(described["document"])
+        try:
+            texts = [json.dumps(described[key]).encode() for key in ("plan", "document")]
+        except RecursionError:
+            raise sent(f"a plan of link {far_id} that is nested too deeply") from None
+        folder = _new_folder() if beside is None else beside.link.path
         self.link: FarLink = FarLink(name or far_id, folder, far_id, str(described["path"]))
         if self._own:
-            write_private(folder / "plan.json", json.dumps(self.plan).encode())
-            write_private(folder / "link.json", json.dumps(described["document"]).encode())
+            write_private(folder / "plan.json", texts[0])
+            write_private(folder / "link.json", texts[1])
 
     @property
     def folder(self) -> Path:
@@ -88,7 +96,10 @@ class Mirror:
         return self.link.path
 
     def take(self, message: Message, payload: bytes) -> None:
-        """One event of this link. Raises SpecmeterError for names and records that no runtime could have made."""
+        """One event of this link. Raises SpecmeterError for names and records that no runtime could have made.
+
+        OSError where there is no room for it.
+        """
         pid, start = _checked_name(str(message["name"]))
         name = f"{self._prefix}{pid}-{start}"
         with self._lock:
@@ -96,12 +107,26 @@ class Mirror:
                 return
             if message["event"] == "process":
                 self.link.lives_there[pid, start] = bool(message["alive"])
-                if isinstance(json.loads(payload), dict):
+                if len(self.link.lives_there) > _MOST_PROCESSES:
+                    raise sent(f"more than {_MOST_PROCESSES} processes of link {self.link.far_id}")
+                if _is_report(payload):
                     write_private(self.folder / f"{name}.json", payload)
             elif message["event"] == "ring":
-                self._rings[name] = _RingCopy(self.folder / f"{name}.ring", payload, self._shift)
+                if name in self._rings or len(self._rings) >= _MOST_PROCESSES:
+                    raise sent(f"the ring of process {pid} once more, or too many rings")
+                self._rings[name] = _RingCopy(self.folder / f"{name}.ring", payload, self._shift, self._most)
             else:
-                self._rings[name].add(unpack(payload), bool(message["lost"]))
+                self._add(name, payload, bool(message["lost"]))
+
+    def _add(self, name: str, payload: bytes, gap: bool) -> None:
+        ring = self._rings.get(name)
+        if ring is None:
+            raise sent(f"records of {name} before its ring")
+        try:
+            records = unpack(payload)
+        except ValueError as error:
+            raise sent(f"damaged records of {name}", f"{error}.") from None
+        ring.add(records, gap)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -114,24 +139,32 @@ class Mirror:
 
 
 class _RingCopy:
-    """A ring file (0600) to which shipped records are written."""
+    """A ring file (0600) to which shipped records are written; what was not shipped takes no room on the disk."""
 
-    def __init__(self, path: Path, header: bytes, shift: Shift | None) -> None:
+    def __init__(self, path: Path, header: bytes, shift: Shift | None, most: int) -> None:
         if len(header) != layout.HEADER.size or not header.startswith(layout.MAGIC):
-            raise SpecmeterError(f"The ring {path.stem} of the far side is damaged.", "It has no ring header.")
+            raise sent(f"a damaged ring, {path.stem}", "It has no ring header.")
         fields = list(layout.HEADER.unpack(header))
         self.capacity = int(fields[3])
-        if not 1 <= self.capacity <= 1 << 32 or fields[2] != layout.RECORD_SIZE:
-            raise SpecmeterError(f"The ring {path.stem} of the far side is damaged.", "Its header is out of range.")
+        if fields[1] != layout.LAYOUT_VERSION or fields[2] != layout.RECORD_SIZE:
+            raise sent(f"a damaged ring, {path.stem}", "Its layout is not known here.")
+        if not 1 <= self.capacity <= most:
+            raise sent(
+                f"a ring of {self.capacity} records", f"Its link allows {most}, and --on {_MOST_RECORDS} (--records)."
+            )
         if shift is not None:
             fields[_CLOCK] += shift.by_ns
             # Hosts' calendars differ by more than their clocks were compared to: one of them counts.
             fields[_CALENDAR] = fields[_CLOCK] + shift.unix_ns
+        try:
+            raw = layout.HEADER.pack(*fields)
+        except struct.error:
+            raise sent(f"a damaged ring, {path.stem}", "Its clock is out of range.") from None
         self._shift = shift
         self._position = 0
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._handle, layout.HEADER_SIZE + self.capacity * layout.RECORD_SIZE)
-        os.pwrite(self._handle, layout.HEADER.pack(*fields), 0)
+        os.pwrite(self._handle, raw, 0)
 
     def add(self, data: bytes, gap: bool) -> None:
         """Append records in the order of writing; a gap before them becomes a slot that is not complete."""
@@ -164,8 +197,25 @@ def _checked_name(name: str) -> tuple[int, int]:
     """PID and start of a process's name. Nothing else may become a file name here."""
     pid, _, start = name.partition("-")
     if not (pid.isascii() and pid.isdigit() and start.isascii() and start.isdigit() and len(name) < 64):
-        raise SpecmeterError(f"The far side names a process {name[:40]!r}.")
+        raise sent(f"a process with the name {name[:40]!r}")
     return int(pid), int(start)
+
+
+def _is_report(payload: bytes) -> bool:
+    """Whether it is a process's report; one that is written at the moment may be no JSON."""
+    if len(payload) > _MOST_REPORT:
+        raise sent(f"a process's report of {len(payload)} bytes")
+    try:
+        return isinstance(json.loads(payload), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _most_records(document: Mapping[str, Any]) -> int:
+    """How many records a ring of the link has at most: as its maker said, and within what is taken at all."""
+    stated = document.get("capacity")
+    wanted = stated if isinstance(stated, int) and stated > 0 else 0
+    return max(DEFAULT_CAPACITY, min(1 << max(wanted - 1, 1).bit_length(), _MOST_RECORDS))
 
 
 def _new_folder() -> Path:

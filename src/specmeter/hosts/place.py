@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,16 @@ from specmeter.engines import Engine, Server, ServerSpec
 from specmeter.engines.server import Progress
 from specmeter.errors import SpecmeterError
 from specmeter.hosts.far_relay import GONE_S
+from specmeter.hosts.far_rings import unpacked
 from specmeter.hosts.frames import Message
 from specmeter.hosts.mirror import FarLink, Mirror, Shift
 from specmeter.hosts.relay import Relay
 from specmeter.hosts.server import FarTransport, Processes
+from specmeter.hosts.shapes import checked_plan, sent
+from specmeter.reporters.inert import inert
 from specmeter.tune.flags import EngineFlags
 
+_MOST_ANSWER = 1 << 28  # bytes of one answer's events: SGLang's /generate repeats the whole text in each
 _IDLE = "Nothing was started or armed there."
 _STARTED = f"The server that was started there is ended by the far side, at once or {GONE_S:.0f} s after the last word."
 
@@ -78,13 +81,20 @@ class There:
             python=None if python is None else str(python),
             recipe=None if recipe is None else str(recipe),
         )
-        return self.mirror(described).link
+        return self._checked(described)
 
     def find_link(self, name: str | None) -> control.Link:
         """A link of that host; one that was found before is not asked for again."""
         if name is not None and name in self.mirrors:
             return self.mirrors[name].link
-        return self.mirror(self.relay.call("find", link=name)[0]).link
+        return self._checked(self.relay.call("find", link=name)[0])
+
+    def _checked(self, described: Mapping[str, Any]) -> FarLink:
+        try:
+            checked_plan(described)
+            return self.mirror(described).link
+        except SpecmeterError as error:
+            raise self.relay.named(error) from None
 
     def mirror(
         self,
@@ -164,8 +174,7 @@ class There:
     def collect(self, link: control.Link) -> None:
         """Have the rest of the rings sent, and wait until it has been written."""
         self.lost_records += int(self.relay.call("collect", link=_far_id(link))[0]["lost"])
-        if self.relay.fault is not None:
-            raise self.relay.fault
+        self.relay.check_fault(disk=True)
 
     def drive(
         self, base_url: str, model: str, calls: Sequence[Call], load: Load, api: Api, on_done: OnDone
@@ -192,13 +201,16 @@ class There:
             raise
         finally:
             self._outcomes.pop(number)
+        self.relay.check_fault()
         outcomes = [driven.outcomes[index] for index in sorted(driven.outcomes)]
+        if len(outcomes) < len(calls) and not (load.stop_on_error and any(one.error for one in outcomes)):
+            raise self.relay.named(sent(f"{len(outcomes)} outcomes of {len(calls)} requests"))
         return LoadResult(tuple(outcomes), float(answer["wall_s"]), float(answer["cpu_share"]))
 
     def busy_warning(self) -> str | None:
         """Of that host."""
         warning = self.relay.call("busy")[0]["warning"]
-        return None if warning is None else str(warning)
+        return None if warning is None else inert(warning, 400)
 
     def variables(self, pid: int, names: Sequence[str]) -> Mapping[str, str]:
         """From /proc there."""
@@ -239,24 +251,36 @@ class _Driven:
         self._calls, self._api, self._on_done = calls, api, on_done
 
     def take(self, message: Message, payload: bytes) -> None:
-        """One ``outcome`` event."""
-        index = int(message["index"])
-        lengths, _, data = zlib.decompress(payload).partition(b"\n")
-        events, at = [], 0
-        for length in json.loads(lengths):
-            events.append(data[at : at + length])
-            at += length
-        arrivals = [int(moment) for moment in message["arrivals_ns"]] or [int(message["end_ns"])] * len(events)
-        received = Received(
-            int(message["send_ns"]),
-            int(message["end_ns"]),
-            int(message["status"]),
-            str(message["problem"]),
-            tuple(zip(arrivals, events, strict=True)),
-        )
+        """One ``outcome`` event. Raises SpecmeterError for one that no load generator could have made."""
+        index = message["index"]
+        if not 0 <= index < len(self._calls) or index in self.outcomes:
+            raise sent(f"an outcome of request {index} of {len(self._calls)}, or that one twice")
+        try:
+            events = _events(payload)
+        except (ValueError, RecursionError) as error:
+            raise sent(f"a damaged outcome of request {index}", f"{error}.") from None
+        began, ended = message["send_ns"], message["end_ns"]
+        arrivals = message["arrivals_ns"] or [ended] * len(events)
+        moments = [began, *arrivals, ended]
+        if len(arrivals) != len(events) or moments != sorted(moments):
+            raise sent(f"an outcome of request {index} whose moments are out of order")
+        pairs = tuple(zip(arrivals, events, strict=True))
+        received = Received(began, ended, message["status"], message["problem"], pairs)
         outcome = read_received(self._calls[index], received, self._api)
         self.outcomes[index] = outcome
         self._on_done(outcome)
+
+
+def _events(payload: bytes) -> list[bytes]:
+    """The events of an outcome, as ``far_load`` packs them. Raises ValueError."""
+    head, _, data = unpacked(payload, _MOST_ANSWER).partition(b"\n")
+    lengths = json.loads(head)
+    if not isinstance(lengths, list) or not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError("it has no lengths")
+    if sum(lengths) != len(data):
+        raise ValueError("its lengths are not those of its data")
+    ends = list(itertools.accumulate(lengths))
+    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _arrivals(count: int, rate: float, seed: int) -> list[float]:

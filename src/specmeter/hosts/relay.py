@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import Host
 from specmeter.hosts.bundle import RELAY
 from specmeter.hosts.far_relay import GONE_S
 from specmeter.hosts.frames import Frames, Message, StreamDamaged
-from specmeter.hosts.session import Errors, send, start_client, unreachable
+from specmeter.hosts.session import (
+    MOST_NOISE,
+    START_S,
+    Errors,
+    NotBegun,
+    end_client,
+    not_begun,
+    read_in_time,
+    send,
+    start_client,
+    unreachable,
+)
+from specmeter.hosts.shapes import check_answer, check_event, check_frame, far_error
 
 BEAT_S = 10.0
 END_WAIT_S = 15.0
 _ERRORS_WAIT_S = 2.0
-_NOISE = 1 << 20
 _CLOCK_ROUNDS = 15
 Reply = tuple[Message, bytes]
 OnEvent = Callable[[Message, bytes], None]
@@ -57,22 +68,29 @@ class Relay:
         try:
             self._open(python)
         except BaseException:
-            self._child.kill()
-            self._child.wait()
+            end_client(self._child, 0.0)
             raise
         self.began = self._heard = time.monotonic()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ended = threading.Event()
-        threading.Thread(target=self._beat, daemon=True).start()
-        self.facts: dict[str, Any] = self.call("facts")[0]
+        for work in (self._beat, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            self.facts: dict[str, Any] = self.call("facts")[0]
+        except BaseException:
+            self.close()
+            raise
 
     def listen(self, event: str, heard: OnEvent) -> None:
         """Hand on every event of that name; called in the reader's thread, so it must not call back."""
         self._listeners[event] = heard
 
     def call(self, op: str, payload: bytes = b"", within_s: float | None = None, **message: Any) -> Reply:
-        """Ask and wait. Raises the far side's SpecmeterError, or one with exit 4 when the connection is lost."""
+        """Ask and wait. Raises the far side's SpecmeterError, or one with exit 4 when the connection is lost.
+
+        The answer has the fields of ``shapes.ANSWERS``; one without them is such an error too.
+        """
         number = next(self._numbers)
         answers: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         with self._lock:
@@ -95,9 +113,20 @@ class Relay:
             raise self.lost
         answer, data = found
         if "error" in answer:
-            error = answer["error"]
-            raise SpecmeterError(str(error["what"]), str(error["why"]), str(error["next"]), Exit(int(error["exit"])))
+            raise self.named(far_error(answer["error"]))
+        try:
+            check_answer(op, answer.get("ok"))
+        except SpecmeterError as error:
+            raise self.named(error) from None
         return answer["ok"], data
+
+    def check_fault(self, disk: bool = False) -> None:
+        """Raise the first thing that was wrong with what came by itself, if anything was.
+
+        What this machine's disk refused counts with ``disk`` only.
+        """
+        if self.fault is not None and (disk or not isinstance(self.fault, OSError)):
+            raise self.fault
 
     def clock(self) -> Clock:
         """Compare clocks, by the shortest of some round trips."""
@@ -125,17 +154,15 @@ class Relay:
         """End the session; the far side tidies up. Waits for that, but not for ever."""
         self._closing = True
         self._ended.set()
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.close()
-        except OSError:
-            pass
-        try:
-            self._child.wait(END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        # Apart: it waits for a write that the far side does not read.
+        threading.Thread(target=self._close_stdin, daemon=True).start()
+        end_client(self._child, END_WAIT_S)
         self._reader.join(_ERRORS_WAIT_S)
+
+    def _close_stdin(self) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
 
     def _open(self, python: str) -> None:
         child, token = self._child, secrets.token_hex(8)
@@ -143,55 +170,65 @@ class Relay:
         self._errors = Errors(child.stderr, token)
         writer = threading.Thread(target=send, args=(child.stdin, token, python, (), RELAY), daemon=True)
         writer.start()
-        mark = f"\0specmeter {token} ".encode()
-        self._mark = mark
-        tail = b""
-        while not tail.endswith(mark + b"start\n"):
-            # Byte by byte: what follows the mark belongs to the frames.
-            byte = child.stdout.read(1)
-            if not byte:
-                code = child.wait()
+        self._mark = f"\0specmeter {token} ".encode()
+        until = time.monotonic() + START_S
+        try:
+            if not _begins(child.stdout, self._mark + b"start\n", until):
+                code = end_client(child, END_WAIT_S)
                 self._errors.join(_ERRORS_WAIT_S)
                 raise unreachable(self.host, python, code, self._errors.lines)
-            tail = (tail + byte)[-len(mark) - 8 :]
-        writer.join()
+            writer.join(max(0.0, until - time.monotonic()))
+            if writer.is_alive():
+                raise NotBegun("did not read what it was sent")
+        except NotBegun as late:
+            raise not_begun(self.host, str(late), self._errors.lines) from None
         self.frames = Frames(child.stdout, child.stdin)
 
     def _read(self) -> None:
-        """Hand out what comes until the stream ends."""
-        why = "The connection ended."
-        while True:
-            try:
-                read = self.frames.read()
-            except StreamDamaged as damaged:
-                ended = damaged.rest.startswith(self._mark[: len(damaged.rest)])
-                why = "The far side ended." if ended else f"The stream is damaged: {damaged}."
-                break
-            except (OSError, ValueError):
-                break
-            if read is None:
-                break
-            message, payload = read
-            self._heard = time.monotonic()
-            if "id" in message:
-                waiting = self._waiting.get(int(message["id"]))
-                if waiting is not None:
-                    waiting.put(read)
-            elif message.get("event") in self._listeners:
-                self._hear(message, payload)
-        self._lose(why)
+        """Hand out what comes until the stream ends. However that is, nobody may wait for an answer any more."""
+        why, wait_s = "The connection ended.", _ERRORS_WAIT_S
+        try:
+            while (read := self.frames.read()) is not None:
+                self._hand_out(*read)
+        except StreamDamaged as damaged:
+            ended = damaged.rest and damaged.rest.startswith(self._mark[: len(damaged.rest)])
+            why = "The far side ended." if ended else f"The stream is damaged: {damaged}."
+            wait_s = wait_s if ended else 0.1
+        except (OSError, ValueError):
+            pass
+        except BaseException as error:
+            why, wait_s = f"The stream cannot be read: {type(error).__name__}.", 0.1
+        self._lose(why, wait_s)
+
+    def _hand_out(self, message: Message, payload: bytes) -> None:
+        check_frame(message)
+        self._heard = time.monotonic()
+        if "id" in message:
+            waiting = self._waiting.get(message["id"])
+            if waiting is not None:
+                waiting.put((message, payload))
+        elif message["event"] in self._listeners:
+            self._hear(message, payload)
 
     def _hear(self, message: Message, payload: bytes) -> None:
         try:
+            check_event(message)
             self._listeners[message["event"]](message, payload)
         except Exception as error:  # a listener's fault must not end the session; the next answer would never come
-            self.fault = error
+            # The first one counts: others follow from it.
+            if self.fault is None:
+                self.fault = self.named(error) if isinstance(error, SpecmeterError) else error
 
     fault: Exception | None = None
 
-    def _lose(self, why: str) -> None:
+    def named(self, error: SpecmeterError) -> SpecmeterError:
+        """The same, with the host that it comes from."""
+        return SpecmeterError(f"On {self.host.name}: {error.what}", error.why, error.next_step, error.exit)
+
+    def _lose(self, why: str, wait_s: float = _ERRORS_WAIT_S) -> None:
+        """Every call fails from now on, with the reason that was told first; the client may say more so long."""
         if not self._closing:
-            self._errors.join(_ERRORS_WAIT_S)
+            self._errors.join(wait_s)
         said = next((line for line in reversed(self._errors.lines) if line.strip()), "")
         error = SpecmeterError(
             f"The connection to {self.host.name} was lost.",
@@ -200,21 +237,44 @@ class Relay:
             Exit.SERVER_FAILED,
         )
         with self._lock:
-            self.lost = error
+            self.lost = self.lost or error
             waiting = list(self._waiting.values())
         for one in waiting:
             one.put(None)
 
     def _beat(self) -> None:
-        """Tell the far side that we are here: it gives us up after a while without a word, and we give it up.
-
-        Not every client notices a dead connection by itself, as ssh does.
-        """
+        """Tell the far side that we are here: it gives us up after a while without a word."""
         while not self._ended.wait(BEAT_S):
-            if time.monotonic() - self._heard > GONE_S:
-                self._child.kill()
-                return
             try:
                 self.frames.write({"id": 0, "op": "ping"})
             except (OSError, ValueError):
                 return
+
+    def _watch(self) -> None:
+        """Give the far side up after a while without a word: not every client notices a dead connection, as ssh does.
+
+        Apart from the beat, which stands still where the far side reads nothing.
+        """
+        while not self._ended.wait(BEAT_S):
+            if time.monotonic() - self._heard > GONE_S:
+                end_client(self._child, 0.0)
+                self._lose(f"Nothing was heard for {GONE_S:.0f} s.")
+                return
+
+
+def _begins(stream: IO[bytes], mark: bytes, until: float) -> bool:
+    """Read up to the mark. False at the end. Raises NotBegun.
+
+    Never more than the mark still lacks, as far as it has come: what follows it belongs to the frames.
+    """
+    tail, count, lacks = b"", 0, len(mark)
+    while lacks:
+        data = read_in_time(stream, lacks, until)
+        count += len(data)
+        if not data:
+            return False
+        if count > MOST_NOISE:
+            raise NotBegun(f"printed {MOST_NOISE >> 20} MiB and did not begin")
+        tail = (tail + data)[-len(mark) :]
+        lacks = next(left for left in range(len(mark) + 1) if tail.endswith(mark[: len(mark) - left]))
+    return True

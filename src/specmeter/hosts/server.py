@@ -16,6 +16,7 @@ from specmeter.hosts.frames import Message
 from specmeter.hosts.relay import Relay
 from specmeter.trace.masking import mask_file
 
+_MOST_EARLY = 1024
 _KEPT_HEADERS = ("accept", "content-type", "authorization", "user-agent")
 
 
@@ -109,7 +110,8 @@ class Processes:
         with self._lock:
             process = self._running.get(int(message["server"]))
             if process is None:
-                self._early.append((message, payload))
+                if len(self._early) < _MOST_EARLY:
+                    self._early.append((message, payload))
                 return
         process.heard(message, payload)
 
@@ -131,5 +133,10 @@ class FarTransport(httpx.BaseTransport):
         if "failed" in answer:
             kind = httpx.ReadTimeout if answer["timeout"] else httpx.ConnectError
             raise kind(str(answer["failed"]), request=request)
-        kept = [(str(name), str(value)) for name, value in answer["headers"] if str(name).lower() == "content-type"]
+        kept = [(name, _one_line(value)) for name, value in answer["headers"] if name.lower() == "content-type"]
         return httpx.Response(int(answer["status"]), headers=kept, content=body, request=request)
+
+
+def _one_line(value: str) -> str:
+    """A header's value with nothing but printable ASCII in it."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in value)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import secrets
+import select
+import shlex
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.hosts.address import Host
+from specmeter.hosts.address import SSH_OPTIONS, Host
 from specmeter.hosts.bundle import COMMANDS, RELAY, bundle
 from specmeter.hosts.dispatch import FROM_HERE
+from specmeter.reporters.inert import inert_lines
 
 # The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
 _BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
 _END_WAIT_S = 15
 _ERRORS_WAIT_S = 2  # a control master of ssh stays, and holds the stream open
-_NOISE = 1 << 20
+# What a client may take, and print, before our first words come from the other side.
+START_S = 60.0
+MOST_NOISE = 1 << 20
+_LINE = 1 << 16
+_COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 
 def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
@@ -35,29 +48,43 @@ def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
             f"`specmeter {command}` does not run on another host yet.",
             f"Those that do: {', '.join((*COMMANDS, *FROM_HERE))}.",
         )
+    with signals_end_it():
+        return _run_on(host, python, arguments, command)
+
+
+def _run_on(host: Host, python: str, arguments: Sequence[str], command: str) -> int:
     token = secrets.token_hex(8)
     child = start_client(host, python)
     assert child.stdin and child.stdout and child.stderr
-    errors = Errors(child.stderr, token)
-    writer = threading.Thread(target=send, args=(child.stdin, token, python, arguments, command), daemon=True)
-    writer.start()
-    reader = _Reader(child.stdout, token)
+    reader, late = _Reader(child.stdout, token), ""
     try:
+        errors = Errors(child.stderr, token)
+        writer = threading.Thread(target=send, args=(child.stdin, token, python, arguments, command), daemon=True)
+        writer.start()
         reader.copy()
+    except NotBegun as error:
+        late = str(error)
     except KeyboardInterrupt:
-        writer.join()
-        child.stdin.close()
-        reader.copy_rest(child, _END_WAIT_S)
+        if reader.started:
+            writer.join(_ERRORS_WAIT_S)
+            if not writer.is_alive():
+                child.stdin.close()
+                reader.copy_rest(child, _END_WAIT_S)
         raise
     finally:
-        if reader.code is None:
+        if reader.code is None and reader.started:
             child.terminate()
-        code = child.wait()
+        # Nothing has begun there: there is nothing to tidy up.
+        code = end_client(child, _END_WAIT_S if reader.started or reader.ended else 0.0)
         errors.join(_ERRORS_WAIT_S)
+    if late:
+        raise not_begun(host, late, errors.lines)
     if not reader.started:
         raise unreachable(host, python, code, errors.lines)
     if reader.code is None:
         raise _dropped(host, command, errors.lines)
+    if Exit.USAGE <= reader.code <= Exit.ENVIRONMENT and any(line.startswith("specmeter: ") for line in errors.lines):
+        print(f"  on:   {inert_lines(host.name)}", file=sys.stderr)  # below the error that came from there
     return reader.code
 
 
@@ -73,6 +100,46 @@ def start_client(host: Host, python: str) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+
+
+class NotBegun(Exception):
+    """The other side has not begun: it took too long, or printed too much before it did."""
+
+
+def read_in_time(stream: IO[bytes], size: int, until: float) -> bytes:
+    """At most ``size`` bytes of an unread pipe, none at its end. Raises NotBegun at ``until``, of time.monotonic."""
+    left = until - time.monotonic()
+    if left <= 0 or not select.select([stream], [], [], left)[0]:
+        raise NotBegun(f"did not begin within {START_S:g} s")
+    return os.read(stream.fileno(), size)
+
+
+def end_client(child: subprocess.Popen[bytes], within_s: float) -> int:
+    """Wait so long for the client's end, then kill it and all that it has started here; gives its exit code."""
+    try:
+        if within_s:
+            return child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        pass
+    except BaseException:
+        _kill_group(child)
+        raise
+    _kill_group(child)
+    return child.wait()
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    # It leads a group of its own, and is not reaped yet: the number is no other's. A control master of ssh that stays
+    # is in another one.
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def signals_end_it() -> contextlib.AbstractContextManager[None]:
+    """The client must not outlive a command that a signal ends. Signals are the main thread's."""
+    main = threading.current_thread() is threading.main_thread()
+    return terminations_interrupt() if main else contextlib.nullcontext()
 
 
 def send(stream: IO[bytes], token: str, python: str, arguments: Sequence[str], command: str) -> None:
@@ -97,34 +164,38 @@ class _Reader:
 
     def __init__(self, stream: IO[bytes], token: str) -> None:
         self.started = False
+        self.ended = False
         self.code: int | None = None
         self._stream = stream
         self._mark = f"\0specmeter {token} ".encode()
 
     def copy(self) -> None:
-        """Copy to standard output until the second mark or the end."""
-        read = getattr(self._stream, "read1", self._stream.read)
-        waiting = b""
+        """Copy to standard output until the second mark or the end. Raises NotBegun."""
+        until, waiting = time.monotonic() + START_S, b""
         while True:
-            data = read(65536)
+            if self.started:
+                data = os.read(self._stream.fileno(), 65536)
+            else:
+                data = read_in_time(self._stream, 65536, until)
             waiting += data
             if not self.started:
                 before, mark, rest = waiting.partition(self._mark + b"start\n")
                 if mark:
                     self.started, waiting = True, rest
-                elif len(waiting) > _NOISE:
-                    waiting = waiting[-len(self._mark) - 8 :]
+                elif len(waiting) > MOST_NOISE:
+                    raise NotBegun(f"printed {MOST_NOISE >> 20} MiB and did not begin")
             if self.started:
                 before, mark, rest = waiting.partition(self._mark)
                 if mark and b"\n" in rest:
                     _write(before)
-                    self.code = int(rest.split()[1])
+                    self.code = _code(rest)
                     return
                 keep = len(waiting) - waiting.rfind(b"\0") if b"\0" in waiting else 0
                 keep = keep if keep <= len(self._mark) + 16 else 0
                 _write(waiting[: len(waiting) - keep])
                 waiting = waiting[len(waiting) - keep :]
             if not data:
+                self.ended = True
                 _write(waiting if self.started else b"")
                 return
 
@@ -149,9 +220,9 @@ class Errors(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Read until the end."""
+        """Read until the end. What is shown is inert: a terminal obeys more than it shows. Colours are left out."""
         started = False
-        for raw in self._stream:
+        while raw := self._stream.readline(_LINE):
             line = raw.decode("utf-8", "replace").rstrip("\r\n")
             if not started and self._mark in line:
                 started = True
@@ -159,7 +230,15 @@ class Errors(threading.Thread):
                 continue
             self.lines = [*self.lines[-20:], line]
             if started:
-                print(line, file=sys.stderr, flush=True)
+                plain = _COLOUR.sub("", line).replace("\r", "\n")
+                print(inert_lines(plain, _LINE), file=sys.stderr, flush=True)
+
+
+def _code(rest: bytes) -> int | None:
+    """The exit code of ``end CODE``, None if it is none."""
+    words = rest.split(b"\n", 1)[0].split()
+    digits = words[1] if len(words) == 2 and words[0] == b"end" else b""
+    return int(digits) if digits.isdigit() and len(digits) < 4 and int(digits) < 256 else None
 
 
 def _write(data: bytes) -> None:
@@ -172,11 +251,11 @@ def unreachable(host: Host, python: str, code: int, lines: Sequence[str]) -> Spe
     """Why nothing answered, from what the client said."""
     text = "\n".join(lines)
     last = next((line for line in reversed(lines) if line.strip()), f"it ended with code {code}")
-    target = host.prefix[-1]
+    by_hand = shlex.join(word for word in host.prefix if word not in (*SSH_OPTIONS, "--"))
     steps = (
         (
             "host key verification failed",
-            f"The host's key is not known or has changed: log in once with `ssh {target}`.",
+            f"The host's key is not known or has changed: log in once with `{by_hand}`.",
         ),
         ("permission denied", "No key was accepted, and specmeter never asks for a password: load a key (ssh-add)."),
         ("could not resolve", "The name is unknown here: look at ~/.ssh/config."),
@@ -194,6 +273,13 @@ def unreachable(host: Host, python: str, code: int, lines: Sequence[str]) -> Spe
         return SpecmeterError(f"There is no {python} on {host.name}.", last, step, Exit.ENVIRONMENT)
     step = "Try the same by hand; the login must not start a program of its own."
     return SpecmeterError(f"{host.name} did not run {python}.", last, step, Exit.ENVIRONMENT)
+
+
+def not_begun(host: Host, how: str, lines: Sequence[str]) -> SpecmeterError:
+    """The error for NotBegun, with the client's last words."""
+    last = next((line for line in reversed(lines) if line.strip()), "It said nothing on standard error.")
+    step = "Try the same by hand: the prefix must run the words that are appended to it, and read standard input."
+    return SpecmeterError(f"{host.name} {how}.", last, step, Exit.ENVIRONMENT)
 
 
 def _dropped(host: Host, command: str, lines: Sequence[str]) -> SpecmeterError:

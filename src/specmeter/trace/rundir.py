@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from specmeter.trace.environment import measured_environment
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.requests import Request
 from specmeter.trace.shape import check_document, damaged
+from specmeter.trace.sparse import copy_sparse
 from specmeter.trace.tables import Columns, cycle_columns, read_table, request_columns, span_columns, write_table
 from specmeter.trace.whole import NotSaved, whole
 
@@ -120,7 +120,7 @@ class RunWriter:
             raise NotSaved.into(self.path, error) from error
         for source in sorted([*link_dir.glob("*-*.ring"), *link_dir.glob("*-*.json")]):
             with whole(folder / source.name, folder / f".{source.name}.part") as part:
-                shutil.copyfile(source, part)
+                copy_sparse(source, part)
 
     def write_trace(self, trace: Trace) -> None:
         """Write the tables of cycles and spans."""
