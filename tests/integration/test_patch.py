@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from specmeter import cli
-from specmeter.control import arm, disarm, find_link, processes
+from specmeter.control import arm, disarm, find_link, processes, remove_link
+from specmeter.control.link import links
+from specmeter.patch import client
+from specmeter.recipes.planner import survey
 from tests.support.children import ask, running, until
 from tests.support.recipes import cycle, install, point, recipe
 
@@ -149,6 +152,30 @@ def test_a_change_by_somebody_else_exits_with_3_and_the_difference(
     assert code == 3 and "+added = 1" in answer["error"]["why"] and "--keep-changes" in answer["error"]["next"]
     code, answer = call(capsys, "restore", "--keep-changes")
     assert code == 0 and target.read_text().endswith("\nadded = 1\n") and "specmeter" not in target.read_text()
+
+
+def test_one_link_a_file_whoever_comes_second(
+    environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("apply", "--python", environment, "--recipe", tmp_path / "my.toml")
+    planned = survey(environment, None, [tmp_path / "my.toml"])
+    seen = client.targets_of(planned.plan, environment)  # as somebody saw it who comes second
+    assert call(capsys, *words, "--link", "one")[0] == 0
+    assert call(capsys, *words, "--link", "one")[0] == 0, "the same again is nothing to do"
+    for when in ("after it", "at the same time"):
+        code, answer = call(capsys, *words, "--link", "two")
+        assert code == 3 and "for the link one" in answer["error"]["what"], when
+        code, answer = call(capsys, *words)
+        assert (code, answer["result"]["link"]) == (0, "one"), when
+        assert list(answer["result"]["files"].values()) == ["already"]
+        assert [link.id for link in links()] == ["one"]
+        monkeypatch.setattr(client, "targets_of", lambda plan, python: seen)
+    # Somebody else's link comes last: until it is there, it is being patched.
+    remove_link(find_link("one"))
+    monkeypatch.setattr(client, "LINK_S", 0.0)
+    code, answer = call(capsys, *words)
+    assert code == 3 and "Another specmeter is patching" in answer["error"]["what"] and not links()
+    assert call(capsys, "restore", "--all")[0] == 0
 
 
 def test_two_recipes_at_once(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _print_target(target: client.Target) -> None:
     preview = target.preview
-    print(f"\n{target.path}  {_KINDS[preview['kind']]}, sha256 {preview['sha256'][:16]}")
+    digest = f", sha256 {preview['sha256'][:16]}" if preview["sha256"] else ""
+    print(f"\n{target.path}  {_KINDS[preview['kind']]}{digest}")
     print(f"  comes before {len(target.modules)} modules of the plan")
     if "facts" in preview:
         facts = preview["facts"]

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from specmeter.recipes.far_program import run_program
 from specmeter.recipes.planner import Planned
 
 FAR = Path(__file__).parent / "far.py"
+LINK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def apply(
     """Patch the files for a plan, with a link for its processes; a patch that is there already stays as it is.
 
     Raises SpecmeterError with exit 3 when a file refuses: then none is patched, and no link is left; or when it is
-    patched for another plan.
+    patched for another plan, or for another link than the one that ``link_id`` asks for.
     """
     targets, _ = targets_of(planned.plan, python)
     if not targets:
@@ -110,6 +112,10 @@ def apply(
         for target in targets:
             request = {"op": "apply", "path": target.path, "files": files, "facts": facts}
             outcomes[target.path] = ask(python, {**request, "expected": _planned_hash(target)})["outcome"]
+        others = _link_made_meanwhile(targets, outcomes, python, link_id)
+        if others is not None:
+            _check_same_plan(planned, others)
+            return Applied(others, outcomes, False)
         # Last: what a kill leaves then is found by its manifest, and without a link the lines do nothing.
         link = _make(planned, path, armed, capacity, command) if made else open_link(path)
     except SpecmeterError:
@@ -184,10 +190,47 @@ def _link_path(targets: Sequence[Target], link_id: str | None) -> tuple[Path, bo
         check_free(path)
         return path, True
     path = Path(named.pop())
+    _check_wanted(path, link_id)
     if (path / "link.json").is_file():
         return path, False
     let_go(path)  # the rest of one that was being removed
     return path, True
+
+
+def _check_wanted(there: Path, link_id: str | None) -> None:
+    """Raise SpecmeterError (exit 3) when another link was asked for than the one that a file is patched for."""
+    if link_id not in (None, there.name):
+        raise SpecmeterError(
+            f"It is patched already, for the link {there.name}.",
+            f"Its processes run with that one only; a link {link_id} would stay empty.",
+            f"Use the link {there.name}, or `specmeter patch restore` first, then apply again.",
+            Exit.REFUSED,
+        )
+
+
+def _link_made_meanwhile(
+    targets: Sequence[Target], outcomes: Mapping[str, str], python: Path, link_id: str | None
+) -> Link | None:
+    """The link of another ``apply`` that has patched the files since they were looked at; None if there was none."""
+    late = [one.path for one in targets if outcomes[one.path] == "already" and one.preview["kind"] != "applied"]
+    if not late:
+        return None
+    busy = SpecmeterError(
+        f"Another specmeter is patching {late[0]}.",
+        next_step="Wait for it, then look at `specmeter patch status`.",
+        exit=Exit.REFUSED,
+    )
+    manifest = look([late[0]], python)[0]["manifest"]
+    if not manifest or "applied" in outcomes.values():
+        raise busy
+    path = Path(manifest["link"])
+    _check_wanted(path, link_id)
+    until = time.monotonic() + LINK_S
+    while not (path / "link.json").is_file():  # it makes its link last
+        if time.monotonic() > until:
+            raise busy
+        time.sleep(0.05)
+    return open_link(path)
 
 
 def _check_same_plan(planned: Planned, link: Link) -> None:

@@ -29,8 +29,15 @@ class Refused(Exception):
 
 
 def read(path: str) -> bytes:
-    """The file's bytes."""
-    with open(path, "rb") as file:
+    """The bytes of a regular file. Raises OSError, for anything else too."""
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait without end.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        thing, code = ("a folder", errno.EISDIR) if stat.S_ISDIR(mode) else ("a pipe or a device", errno.EINVAL)
+        raise OSError(code, f"{thing} is in its place")
+    with os.fdopen(handle, "rb") as file:
         return file.read()
 
 

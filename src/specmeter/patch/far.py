@@ -41,7 +41,8 @@ def answer(request: Answer) -> Answer:
     """Do what the request asks. Raises Refused."""
     op = request["op"]
     if op == "preview":
-        found = [next((path for path in group if os.path.isfile(path)), None) for group in request["candidates"]]
+        # Whatever is there: what is no file is then refused by its name.
+        found = [next((path for path in group if os.path.exists(path)), None) for group in request["candidates"]]
         return {"targets": [os.path.realpath(path) if path else None for path in found], "files": _previews(found)}
     if op == "apply":
         files = {name: base64.b64decode(content) for name, content in request["files"].items()}

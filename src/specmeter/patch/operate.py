@@ -9,6 +9,7 @@ between, its hash says which side of the rename it is on.
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import shutil
@@ -40,7 +41,11 @@ _DIFF_LINES = 60
 
 def preview(path: str) -> Dict[str, Any]:
     """What ``apply`` would do to ``path``: facts, the added lines, or the refusal. Changes nothing."""
-    state = look(path)
+    try:
+        state = _look(path)
+    except Refused as refusal:
+        unread = {"path": path, "kind": "unreadable", "sha256": None, "folder": None, "manifest": None}
+        return {**unread, "refused": _as_json(refusal)}
     answer = state.as_json()
     try:
         if state.kind not in (states.APPLIED, states.UNFINISHED, states.ORIGINAL_BACK, states.CLEAN):
@@ -53,8 +58,24 @@ def preview(path: str) -> Dict[str, Any]:
             answer["lines"] = block.decode("ascii")
         answer["facts"] = facts_of(state.path)
     except Refused as refusal:
-        answer["refused"] = {"what": refusal.what, "why": refusal.why, "next": refusal.next, "diff": refusal.diff}
+        answer["refused"] = _as_json(refusal)
     return answer
+
+
+def _as_json(refusal: Refused) -> Dict[str, str]:
+    return {"what": refusal.what, "why": refusal.why, "next": refusal.next, "diff": refusal.diff}
+
+
+def _look(path: str) -> State:
+    """The state of ``path``. Raises Refused where something else than a file that can be read is in its place."""
+    try:
+        return look(path)
+    except OSError as error:
+        why = f"{error.strerror or error}"
+        after = f"Move it away; if it was patched, `specmeter patch restore --keep-changes {path}` lets the backup go."
+        if error.errno not in (errno.EISDIR, errno.EINVAL):
+            after = "Make it readable, then try again."
+        raise Refused(f"{path} cannot be read.", f"{why[:1].upper()}{why[1:]}.", after) from None
 
 
 def apply(path: str, files: Mapping[str, bytes], facts: Mapping[str, Any], expected: Optional[str] = None) -> str:
@@ -68,7 +89,7 @@ def apply(path: str, files: Mapping[str, bytes], facts: Mapping[str, Any], expec
     if not os.path.isdir(parent):
         raise Refused(f"{path} cannot be patched.", "Its folder is not there.")
     with locked(parent):
-        state = look(path)
+        state = _look(path)
         if state.kind == states.APPLIED:
             _remove_stale(state)
             return "already"
@@ -101,7 +122,7 @@ def restore(path: str, keep_changes: bool = False) -> str:
         index.forget(path)
         return "already"
     with locked(parent):
-        state = look(path)
+        state = _look(path)
         if state.kind == states.CLEAN:
             _undo(path)  # an empty folder may be left of an apply or restore that was cut short
             return "already"

@@ -162,6 +162,23 @@ def test_a_file_that_was_removed(target: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize(("make", "said"), [(os.mkdir, "A folder is in its place"), (os.mkfifo, "A pipe or a device")])
+def test_what_is_no_file_is_refused_by_name(target: Path, make: Callable[[Path], None], said: str) -> None:
+    apply(target)
+    target.unlink()
+    make(target)
+    for call in (
+        lambda: operate.restore(str(target)), lambda: operate.restore(str(target), keep_changes=True),
+        lambda: apply(target),
+    ):  # fmt: skip
+        refused = refusal(call)
+        assert str(target) in refused.what and said in refused.why and "Move it away" in refused.next
+    assert said in operate.preview(str(target))["refused"]["why"]
+    target.rename(target.parent / "away")
+    assert operate.restore(str(target), keep_changes=True) == "kept", "as it was told to"
+    assert [path.name for path in target.parent.iterdir()] == ["away"]
+
+
 @pytest.mark.parametrize("harm", ["gone", "changed"])
 def test_a_lost_backup_is_made_from_the_patched_file(target: Path, harm: str) -> None:
     before = target.stat()
