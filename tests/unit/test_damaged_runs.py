@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import specmeter
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
+from specmeter.trace.ring import read_header
 from specmeter.trace.shape import check_document, check_table
 from specmeter.trace.tables import read_table, write_table
 from tests.support.saved_runs import save_run
@@ -85,6 +87,38 @@ def test_a_plan_that_is_no_plan_is_a_clear_error_everywhere(
     for words in commands(run, whole):
         assert main(words) == 2, words
         assert "plan.json is damaged" in capsys.readouterr().err
+
+
+PLACES = ["run.json", "plan.json", "analysis.json", "report.txt", "cycles.parquet", "spans.npz"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(("make", "said"), [(os.mkfifo, "a pipe or a device"), (os.mkdir, "a folder")])
+def test_what_is_no_file_is_a_clear_error_and_nothing_waits(
+    run: Path, name: str, make: Callable[[Path], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    make(run / name)
+    for words in (["report", str(run)], ["report", str(run), "--html", str(run.parent / "out.html")]):
+        code = main(words)
+        shown = capsys.readouterr().err
+        assert code in ((0, 2) if name in PLACES[4:] else (2,)), shown  # not every command reads the tables
+        assert code == 0 or (said in shown and name.split(".")[0] in shown)
+    if name in PLACES[4:]:
+        with pytest.raises(SpecmeterError, match=said):
+            read_table(run, name.split(".")[0])
+
+
+def test_a_ring_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1-2.ring")
+    with pytest.raises(SpecmeterError, match="a pipe or a device"):
+        read_header(tmp_path / "1-2.ring")
+
+
+def test_a_report_that_is_no_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "report.txt").write_bytes(b"\xff\xfe")
+    assert main(["report", str(run)]) == 2
+    assert "report.txt is damaged" in capsys.readouterr().err
 
 
 def renamed(table: dict[str, Any], one: str, other: str) -> dict[str, Any]:

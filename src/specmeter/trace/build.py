@@ -16,6 +16,7 @@ from specmeter.runtime import layout
 from specmeter.trace.cycles import CycleSources, CycleTable, build_cycles, cycle_at
 from specmeter.trace.merge import merge
 from specmeter.trace.plan import CYCLE, LEAF, OVERLAPPED, PlanIndex, index_plan, phase_of
+from specmeter.trace.regular import read_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.ring import Ring, read_ring
 from specmeter.trace.spans import LaneSpans, lane_spans, outside_of_cycles
@@ -85,7 +86,7 @@ def load_link(link_dir: Path, requests: Sequence[Request] = ()) -> Trace:
     """Read the plan and every ring of a link directory. Raises SpecmeterError when nothing was recorded."""
     path = link_dir / "plan.json"
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = json.loads(read_regular(path))
     except (OSError, ValueError) as error:
         raise SpecmeterError(f"The plan {path} cannot be read", str(error)) from error
     return load_rings(sorted(link_dir.glob("*.ring")), plan, requests)

@@ -5,6 +5,7 @@ Nothing here loops over records: a ring is mapped and seen as one numpy structur
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
+from specmeter.trace.regular import open_regular
 
 RECORD_DTYPE = np.dtype(
     {
@@ -98,9 +100,9 @@ def read_ring(path: Path) -> Ring:
 def read_header(path: Path) -> RingHeader:
     """Read and check a ring's header against the layout and the file's size. Raises SpecmeterError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(layout.HEADER_SIZE)
-        size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise SpecmeterError(f"The ring {path} cannot be read", str(error.strerror)) from error
     if len(raw) < layout.HEADER_SIZE or raw[:8] != layout.MAGIC:

@@ -19,6 +19,7 @@ from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.build import Trace
 from specmeter.trace.environment import measured_environment
 from specmeter.trace.masking import mask_command, mask_env
+from specmeter.trace.regular import read_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.shape import check_document, damaged
 from specmeter.trace.sparse import copy_sparse
@@ -28,6 +29,7 @@ from specmeter.trace.whole import NotSaved, whole
 RUN_SCHEMA = "specmeter/run/1"
 _KNOWN = ("specmeter/analysis/1", "specmeter/check/1", RUN_SCHEMA)
 RUNS = "specmeter-runs"
+_AGAIN = "Copy the run again from where it was recorded, or record it anew."
 
 
 @dataclass(frozen=True)
@@ -206,13 +208,12 @@ def load(path: Path | str) -> Run:
         raise SpecmeterError(
             f"{folder} is no run directory", "It holds no run.json.", "Name a directory that --out made."
         )
-    report = folder / "report.txt"
     return Run(
         folder,
         run,
         _read_json(folder / "plan.json"),
         _read_json(folder / "analysis.json"),
-        report.read_text(encoding="utf-8") if report.exists() else "",
+        _read_text(folder / "report.txt"),
     )
 
 
@@ -228,13 +229,24 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
+    """The text of a file, empty where the run has none."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
+        return read_regular(path).decode("utf-8")
     except FileNotFoundError:
-        return {}
+        return ""
     except OSError as error:
-        raise SpecmeterError(f"{path} cannot be read", str(error.strerror or error)) from error
+        raise SpecmeterError(f"{path} cannot be read", str(error.strerror or error), _AGAIN) from error
+    except UnicodeDecodeError as error:
+        raise damaged(str(path), f"It is no UTF-8 text: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
+    if not text and not path.exists():
+        return {}
+    try:
+        document = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise damaged(str(path), f"It is no JSON document: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specmeter.errors import SpecmeterError
 from specmeter.trace.build import RankTrace, Trace
 from specmeter.trace.cycles import DROPS, KINDS
+from specmeter.trace.regular import open_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.shape import check_table
 from specmeter.trace.whole import whole
@@ -110,11 +111,12 @@ def _stored(folder: Path, name: str, columns: Sequence[str] | None = None, filte
     npz, parquet_path = folder / f"{name}.npz", folder / f"{name}.parquet"
     try:
         if npz.exists():
-            with np.load(npz, allow_pickle=False) as stored:
+            with open_regular(npz) as file, np.load(file, allow_pickle=False) as stored:
                 return _narrowed({key: stored[key] for key in stored.files}, columns, filters)
         if parquet_path.exists():
             import pyarrow.parquet as parquet
 
+            open_regular(parquet_path).close()
             table = parquet.read_table(parquet_path, columns=columns and list(columns), filters=filters)
             return {key: table[key].to_numpy() for key in table.column_names}
     except ImportError as error:
