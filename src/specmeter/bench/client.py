@@ -11,6 +11,7 @@ from typing import Any, Literal
 import httpx
 
 from specmeter.bench.prompts import Prompt
+from specmeter.bench.usage import StreamError, Usage, checked_text, usage_of
 
 Api = Literal["chat", "completions", "generate"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
@@ -70,10 +71,6 @@ class Outcome:
         if self.error or self.output_tokens < 2 or self.last_ns <= self.first_ns:
             return None
         return (self.last_ns - self.first_ns) / (self.output_tokens - 1) / 1e6
-
-
-class StreamError(Exception):
-    """The server's answer cannot be used, with the reason in words."""
 
 
 class Client:
@@ -175,7 +172,7 @@ class _Answer:
     def __init__(self) -> None:
         self.arrivals: list[int] = []
         self.texts: list[str] = []
-        self.usage: Mapping[str, Any] | None = None
+        self.usage: Usage | None = None
         self.done = False
 
     def take(self, now: int, event: bytes, api: Api) -> None:
@@ -189,16 +186,16 @@ class _Answer:
             raise StreamError(f"the stream is malformed: {event[:80]!r} is not JSON") from None
         if not isinstance(document, dict):
             raise StreamError(f"the stream is malformed: {event[:80]!r} is not an object")
-        if "error" in document:
-            raise StreamError(f"the server reports: {_message(document)}")
         try:
+            if "error" in document:
+                raise StreamError(f"the server reports: {_message(document)}")
             self._take_generate(now, document) if api == "generate" else self._take_openai(now, document)
-        except (KeyError, TypeError, IndexError, AttributeError):
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError):
             raise StreamError(f"the stream is malformed: {event[:80]!r} has not the expected fields") from None
 
     def _take_openai(self, now: int, document: Mapping[str, Any]) -> None:
         if document.get("usage"):
-            self.usage = document["usage"]
+            self.usage = usage_of(document["usage"])
         for choice in document["choices"]:
             delta = choice.get("delta") or {}
             piece = (
@@ -206,18 +203,18 @@ class _Answer:
             )
             if piece:
                 self.arrivals.append(now)
-                self.texts.append(piece)
+                self.texts.append(checked_text(piece))
 
     def _take_generate(self, now: int, document: Mapping[str, Any]) -> None:
         meta = document["meta_info"]
-        self.texts = [document["text"]]  # each event repeats the whole text so far
-        cached = meta.get("cached_tokens")
-        self.usage = {
+        self.texts = [checked_text(document["text"])]  # each event repeats the whole text so far
+        usage = {
             "prompt_tokens": meta.get("prompt_tokens", 0),
             "completion_tokens": meta["completion_tokens"],
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": meta.get("cached_tokens")},
             "specmeter": {"cycles": meta["spec_verify_ct"]} if meta.get("spec_verify_ct") else {},
         }
+        self.usage = usage_of(usage)
         if meta["completion_tokens"]:
             self.arrivals.append(now)
 
@@ -225,31 +222,26 @@ class _Answer:
         """Raise StreamError if the stream ended before its end mark, or without the server's token count."""
         if not self.done:
             raise StreamError("the stream ended before its end mark [DONE]")
-        if self.usage is None or not isinstance(self.usage.get("completion_tokens"), int):
+        if self.usage is None or self.usage.output is None:
             raise StreamError("the server does not report usage in the stream, so its tokens cannot be counted")
 
     def outcome(self, call: Call, began: int, ended: int, problem: str) -> Outcome:
         """The result, with what the server said about tokens and speculation."""
-        usage: Mapping[str, Any] = self.usage or {}
-        own: Mapping[str, Any] = usage.get("specmeter") or {}
+        usage = self.usage or Usage()
         return Outcome(
             call=call,
             send_ns=began,
             end_ns=ended,
             arrivals_ns=tuple(self.arrivals),
             text="".join(self.texts),
-            prompt_tokens=_count(usage.get("prompt_tokens")) or 0,
-            cached_tokens=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
-            output_tokens=_count(usage.get("completion_tokens")) or 0,
-            cycles=_count(own.get("cycles")),
-            accepted=_count(own.get("accepted")),
-            accepted_per_position=tuple(own.get("accepted_per_position") or ()),
+            prompt_tokens=usage.prompt or 0,
+            cached_tokens=usage.cached,
+            output_tokens=usage.output or 0,
+            cycles=usage.cycles,
+            accepted=usage.accepted,
+            accepted_per_position=usage.per_position,
             error=problem,
         )
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[int, bytes]]:
@@ -280,7 +272,7 @@ def _data_of(event: bytes) -> bytes:
 def _refusal(status: int, body: bytes) -> str:
     try:
         return f"HTTP {status}: {_message(json.loads(body))}"
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
 
 

@@ -122,7 +122,7 @@ class Server:
         try:
             answer = self._http.get("/v1/models")
             names = [str(entry["id"]) for entry in answer.json()["data"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError):
             # A server without the list (or SGLang's bare /generate) takes any name.
             return wanted or "default"
         if wanted is None and names:
@@ -142,7 +142,7 @@ class Server:
             return {}
         try:
             document = self._http.get(path).json()
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
 from specmeter.bench.client import Api, Call, Outcome
 from specmeter.bench.load import Load, as_request, drive, raise_failure, summarise
 from specmeter.bench.prompts import Prompt
+from specmeter.engines import engine_named
+from specmeter.engines.server import Server
 from specmeter.errors import SpecmeterError
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -59,7 +62,7 @@ def _event(document: object) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
-def _piece(text: str) -> bytes:
+def _piece(text: object) -> bytes:
     return _event({"choices": [{"delta": {"content": text}}]})
 
 
@@ -125,6 +128,45 @@ def test_wrong_streams_are_told_in_words(parts: tuple[bytes, ...], reason: str) 
     with pytest.raises(SpecmeterError) as caught:
         raise_failure([outcome])
     assert caught.value.exit == 4 and "p1" in caught.value.why
+
+
+def _usage_of(**fields: object) -> bytes:
+    return _event({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5, **fields}})
+
+
+DEEP = b'data: {"error": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (_event({"choices": [], "usage": "none"}), "usage is 'none', not an object"),
+        (_usage_of(completion_tokens=-5), "completion_tokens is -5, not a count"),
+        (_usage_of(completion_tokens=10**400), "completion_tokens is 1000000000000000000"),
+        (_usage_of(completion_tokens=True), "completion_tokens is True, not a count"),
+        (_usage_of(prompt_tokens="4"), "prompt_tokens is '4', not a count"),
+        (_usage_of(prompt_tokens_details=3), "usage.prompt_tokens_details is 3, not an object"),
+        (_usage_of(specmeter=[1]), "usage.specmeter is [1], not an object"),
+        (_usage_of(specmeter={"accepted_per_position": "12"}), "accepted_per_position is '12', not a list"),
+        (_usage_of(specmeter={"accepted_per_position": [1, -1]}), "accepted_per_position is -1, not a count"),
+        (_piece(7), "a piece of text is 7, not text"),
+        (DEEP, "is not JSON"),
+    ],
+)
+def test_senseless_answers_fail_their_request(event: bytes, reason: str) -> None:
+    with serving(_send(HEAD, _piece("a"), event, USAGE if event == _piece(7) else b"", DONE, pause_s=0.01)) as url:
+        result = drive(url, "m", [Call("r1", PROMPT, 5)], Load())
+    assert reason in result.outcomes[0].error
+    summary = summarise(result)
+    assert (summary["failed"], summary["output_tokens"], summary["total_tok_s"]) == (1, 0, 0.0)
+    assert as_request(result.outcomes[0]).decode_rate is None
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/get_server_info"])
+def test_documents_too_deep_to_be_read_are_as_none(path: str) -> None:
+    deep = httpx.MockTransport(lambda request: httpx.Response(200, text="[" * 100_000))
+    with Server("http://127.0.0.1", engine_named("sglang"), transport=deep) as server:
+        assert server.flags() == {} if path == "/get_server_info" else server.model_name() == "default"
 
 
 def test_nobody_listens() -> None:
