@@ -36,6 +36,13 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _EXCEPTION = re.compile(r"^(?:\S+ )*?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$")
+# What an engine's outer processes say after one of their own has failed: the cause stands before it.
+_ELSEWHERE = re.compile(
+    r"See root cause above|See stack trace (?:\(above\) )?for (?:the )?root cause"
+    r"|initialization failed due to an exception in a background process",
+    re.IGNORECASE,
+)
+_PASSING = re.compile(r"\b(?:WARNING|INFO|DEBUG)\b")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -57,12 +64,12 @@ def log_tail(path: Path, lines: int = SHOWN_LINES, secrets: Sequence[str] = ()) 
 
 
 def cause_in_log(path: Path, exit_code: int | None, secrets: Sequence[str] = ()) -> str:
-    """The cause in words (a known pattern, else the last exception line), then the log's last lines.
+    """The cause in words (a known pattern, else an exception's line), then the log's last lines.
 
     ``secrets`` are masked in both.
     """
     tail = log_tail(path, 400, secrets)
-    cause = _known_cause(tail) or _last_exception(tail) or ""
+    cause = _known_cause(tail) or _exception(tail) or ""
     ended = _ending(exit_code)
     head = "; ".join(part for part in (cause, ended) if part) or "no cause is in its log"
     shown = [f"    {line[:200]}" for line in tail[-SHOWN_LINES:]]
@@ -77,11 +84,21 @@ def _known_cause(lines: list[str]) -> str | None:
     return None
 
 
-def _last_exception(lines: list[str]) -> str | None:
-    for line in reversed(lines):
-        if match := _EXCEPTION.match(line.strip()):
-            return match.group(1)[:300]
-    return None
+def _exception(lines: list[str]) -> str | None:
+    """The last exception's line; where that one points to a cause before it, the first that does not."""
+    found = [match for line in lines if (match := _EXCEPTION.match(line.strip()))]
+    if not found:
+        return None
+    chosen = found[-1]
+    if _ELSEWHERE.search(chosen.string):
+        causes = (one for one in found if not (_ELSEWHERE.search(one.string) or _passing(one)))
+        chosen = next(causes, chosen)
+    return chosen.group(1)[:300]
+
+
+def _passing(exception: re.Match[str]) -> bool:
+    """Whether the log itself says that the server went on after it."""
+    return _PASSING.search(exception.string[: exception.start(1)]) is not None
 
 
 def _ending(exit_code: int | None) -> str:
