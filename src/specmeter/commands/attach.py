@@ -99,8 +99,10 @@ def _enter(args: argparse.Namespace, link: Link, process: Process, open_routes: 
         if said is None:
             raise SpecmeterError(
                 f"Process {process.pid} did not run what was queued within {args.timeout:g} s.",
-                "Its main thread is inside one long call; what is queued finds no link any more and does nothing.",
-                "Try again while it serves a request, or with a longer --timeout.",
+                "Its main thread is inside one long call, as that of an idle server may be; what is queued finds no "
+                "link any more and does nothing.",
+                "Send it a short request first, so that it comes out of that call, and attach meanwhile; or give a "
+                "longer --timeout.",
                 Exit.SERVER_FAILED,
             )
         raise SpecmeterError(f"Process {process.pid} refused the runtime.", f"{said}.", exit=Exit.REFUSED)

@@ -25,6 +25,9 @@ from specmeter.errors import SpecmeterError
 
 log = logging.getLogger(__name__)
 
+# An idle engine thread is back in Python this often: a debugger's call (`specmeter attach`) is run there, and a signal.
+IDLE_WAIT_S = 0.5
+
 
 class CycleLike(Protocol):
     """One engine cycle: the tokens it gained, drafts made and accepted, and why the request ended, if it did."""
@@ -180,7 +183,8 @@ class Dispatcher:
 
     def _next_job(self) -> Job | None:
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self._waiting)
+            while not (self._stopping or self._waiting):
+                self._wake.wait(IDLE_WAIT_S)
             if self._stopping:
                 return None
             self._running = self._waiting.popleft()
