@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from specmeter.control import find_link, interpreter_of, make_link
+from specmeter.control import find_link, interpreter_of, make_link, processes
 from specmeter.control.launch import _interpreter_options
 from specmeter.errors import SpecmeterError
+from specmeter.runtime.ring import start_ticks
 from tests.support.children import until
 from tests.support.recipes import cycle, point, recipe
 
@@ -191,6 +192,10 @@ def test_env_prints_lines_that_a_shell_takes(place: Path) -> None:
         (["arm"], "no link"),
         (["arm", "--link", "nowhere"], "no link nowhere"),
         (["env"], "Which Python"),
+        (["patch", "plan", "--path", "X"], "specmeter: patch plan: unrecognized arguments: --path X\n"),
+        (["patch", "plan", "--path", "X"], "next: Run `specmeter patch plan --help`"),
+        (["arm", "--lnk", "x"], "Run `specmeter arm --help`"),
+        (["--lnk", "arm"], "specmeter: unrecognized arguments: --lnk\n"),
         (["run", "--records", "3", "--", sys.executable], "too few"),
         (["run", "--link", "../x", "--engine", "specmeter", "--", sys.executable], "cannot be a link id"),
     ],
@@ -221,6 +226,37 @@ def test_two_links_must_be_told_apart(place: Path) -> None:
     with pytest.raises(SpecmeterError, match="exists already"):
         make_link({"points": []}, {}, link_id="one")
     assert find_link("two").id == "two"
+    # A link whose processes have ended is not meant when there is just one other.
+    for name, start in (("one", 1), ("two", start_ticks(os.getpid()))):
+        (place / "run" / "specmeter" / name / f"{os.getpid()}-{start}.json").write_text("{}")
+    assert find_link().id == "two"
+    make_link({"points": []}, {}, link_id="waiting")
+    with pytest.raises(SpecmeterError, match="3 links"):
+        find_link()
+
+
+def test_detach_says_what_is_left(place: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "specmeter", "run", "--link", "mine", "--recipe", str(place / "toy.toml"), "--",
+         sys.executable, str(place / "server.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None and server.stdout.readline() == "up\n"
+        until(lambda: processes(find_link("mine")), "the runtime")
+        done = specmeter("detach")
+        assert done.returncode == 0 and "which runs on with its own code" in done.stdout
+        assert "link mine is detached and removed" in done.stdout and "dormant" not in done.stdout
+    finally:
+        server.send_signal(signal.SIGTERM)
+        _, err = server.communicate(timeout=20)
+    assert "did not come up" not in err
+    link = make_link({"points": []}, {}, link_id="old")
+    (link.path / "7-1.json").write_text(json.dumps({"points": []}))
+    done = specmeter("detach", "--link", "old", "--keep")
+    assert "none of its processes runs" in done.stdout and "`specmeter detach --link old` removes it" in done.stdout
+    done = specmeter("detach", "--link", "old")
+    assert "link old is detached and removed" in done.stdout and "will follow" not in done.stdout
+    assert not link.path.exists()
 
 
 def test_interpreters_behind_scripts(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from specmeter.commands.link_options import add_link_arguments
-from specmeter.commands.status import print_outcome
+from specmeter.commands.status import code_of, outcome_of, print_json, print_silent
 from specmeter.control import detach, find_link, processes, remove_link
 
 
@@ -20,8 +20,23 @@ def run(args: argparse.Namespace) -> int:
     """Detach, print what each process answered, and remove the link; exit 4 when a process stays silent."""
     link = find_link(args.link)
     ack = detach(link, args.timeout)
-    code = print_outcome("detach", link, ack, args.json)
+    outcome = outcome_of(link, ack)
     alive = [process for process in processes(link, alive_only=True) if not process.report.get("detached")]
-    if not alive and not args.keep:
+    removed = not alive and not args.keep
+    if removed:
         remove_link(link)
-    return code
+    if args.json:
+        print_json("detach", {**outcome, "removed": removed})
+        return int(code_of(ack))
+    pids = ", ".join(str(process.pid) for process in ack.done)
+    if ack.done:
+        print(f"link {link.id}: the runtime is out of process {pids}, which runs on with its own code")
+    elif not alive:
+        print(f"link {link.id}: none of its processes runs (any more)")
+    print_silent(ack)
+    if removed:
+        print(f"link {link.id} is detached and removed")
+    else:
+        why = "that process may need it" if alive else f"`specmeter detach --link {link.id}` removes it"
+        print(f"link {link.id} is detached; its folder {link.path} stays: {why}")
+    return int(code_of(ack))

@@ -48,6 +48,8 @@ def _put_away(link: Link) -> None:
 
 def _say_what_came_up(link: Link, reason: str | None) -> None:
     """After the server's end: a line for each thing that did not work, none when all did."""
+    if not link.path.is_dir():
+        return  # somebody has detached it
     found = processes(link)
     if not found:
         why = reason or (

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = [find_link(args.link)] if args.link else links()
     described = [_describe(link) for link in chosen]
     if args.json:
-        _print_json("status", {"links": described})
+        print_json("status", {"links": described})
         return 0
     if not described:
         print("No link: no server was started by `specmeter run` for this user.")
@@ -37,19 +37,38 @@ def run(args: argparse.Namespace) -> int:
 
 def print_outcome(command: str, link: Link, ack: Ack, as_json: bool) -> int:
     """Print what the processes answered to ``command``; returns 0, or 4 when a live one stayed silent."""
-    code = Exit.SERVER_FAILED if ack.silent else Exit.DONE
+    code = code_of(ack)
     if as_json:
-        result = _describe(link)
-        result.update(generation=ack.generation, silent=[process.pid for process in ack.silent])
-        _print_json(command, result)
+        print_json(command, outcome_of(link, ack))
         return int(code)
     if not ack.done and not ack.silent:
         print(f"Link {link.id}: no process has imported a module of the plan yet; those to come will follow.")
     else:
         _print_link(_describe(link))
+    print_silent(ack)
+    return int(code)
+
+
+def code_of(ack: Ack) -> Exit:
+    """The exit code of a command that was answered so."""
+    return Exit.SERVER_FAILED if ack.silent else Exit.DONE
+
+
+def outcome_of(link: Link, ack: Ack) -> dict[str, Any]:
+    """The link as it is now and what its processes answered, for ``--json``."""
+    return {**_describe(link), "generation": ack.generation, "silent": [process.pid for process in ack.silent]}
+
+
+def print_silent(ack: Ack) -> None:
+    """Name the live processes that did not answer."""
     for process in ack.silent:
         print(f"process {process.pid} did not answer: its control thread is gone, or the process is stopped")
-    return int(code)
+
+
+def print_json(command: str, result: dict[str, Any]) -> None:
+    """Print the JSON document of a command."""
+    document = {"schema": f"specmeter/{command}/1", "version": __version__, "command": command, "result": result}
+    print(json.dumps({**document, "warnings": []}))
 
 
 def _describe(link: Link) -> dict[str, Any]:
@@ -121,8 +140,3 @@ def _print_process(process: dict[str, Any]) -> None:
         print(f"    a frame of {qualname} is still in flight with its probes; it records nothing more")
     for fault in process["faults"] or ():
         print(f"    fault: {fault}")
-
-
-def _print_json(command: str, result: dict[str, Any]) -> None:
-    document = {"schema": f"specmeter/{command}/1", "version": __version__, "command": command, "result": result}
-    print(json.dumps({**document, "warnings": []}))

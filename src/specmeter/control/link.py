@@ -200,7 +200,11 @@ def open_link(path: Path) -> Link:
 
 
 def find_link(name: str | None = None, base: Path | None = None) -> Link:
-    """The link with that id or path, or the only one there is when ``name`` is None. Raises SpecmeterError."""
+    """The link with that id or path; when ``name`` is None the only one there is, or the only one with a live process.
+
+    Raises SpecmeterError when there is none, or which one is meant cannot be told: a link that no process has used
+    yet is waiting for one, so it may be meant too.
+    """
     if name and (os.sep in name or Path(name, "link.json").exists()):
         return open_link(Path(name))
     found = links(base)
@@ -210,13 +214,21 @@ def find_link(name: str | None = None, base: Path | None = None) -> Link:
                 return link
         known = ", ".join(link.id for link in found) or "none"
         raise SpecmeterError(f"There is no link {name}", f"Links of this user: {known}.")
-    if len(found) == 1:
-        return found[0]
     if not found:
         raise SpecmeterError("There is no link", "No server was started by `specmeter run` for this user.")
+    standing = found if len(found) == 1 else [link for link in found if not _ended(link)]
+    if len(standing) == 1:
+        return standing[0]
     raise SpecmeterError(
         f"There are {len(found)} links", "Which one is meant cannot be told.", f"Give --link: {_ids(found)}"
     )
+
+
+def _ended(link: Link) -> bool:
+    """Whether it has had processes and none of them runs any more."""
+    names = [path.stem.split("-") for path in link.path.glob("*-*.json")]
+    seen = [name for name in names if len(name) == 2 and all(part.isdigit() for part in name)]
+    return bool(seen) and not any(link.lives(int(pid), int(start)) for pid, start in seen)
 
 
 def links(base: Path | None = None) -> list[Link]:
