@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from specmeter import __version__
 from specmeter.commands import ENTRIES
@@ -28,7 +29,16 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage mistake as a SpecmeterError, so that --json output covers it too."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise SpecmeterError(f"{self.prog}: {message}", next_step=f"Run `{self.prog} --help`.")
+        command = self.prog.partition(" ")[2]
+        what = f"{command}: {message}" if command else message
+        raise SpecmeterError(what, next_step=f"Run `{self.prog} --help`.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but what a subcommand does not know is its own error: the whole parser's help says nothing."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:

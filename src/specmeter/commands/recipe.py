@@ -68,6 +68,8 @@ def _check(args: argparse.Namespace) -> int:
         if args.python or args.path:
             python = Path(args.python or sys.executable)
             plan = survey(python, args.engine, args.recipe, path=args.path, with_code=False).plan
+    except loader.Unreadable:
+        raise
     except SpecmeterError as error:
         # For this command a recipe that is wrong is the finding, not a mistake in using it.
         error.exit = Exit.FINDING if error.exit is Exit.USAGE else error.exit

@@ -54,13 +54,24 @@ def canonical(engine: str) -> str:
     return _ALIASES.get(engine, engine)
 
 
+class Unreadable(SpecmeterError):
+    """A recipe's file that cannot be read, so that nothing can be said of the recipe."""
+
+
 def load(path: Path) -> Recipe:
-    """Read and check one recipe file. Raises SpecmeterError that lists everything wrong, with line numbers."""
+    """Read and check one recipe file.
+
+    Raises Unreadable, or SpecmeterError that lists everything wrong, with line numbers.
+    """
     try:
         raw = path.read_bytes()
         data = tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
-        raise SpecmeterError(f"The recipe {path} cannot be read.", why=error.strerror or str(error)) from None
+        raise Unreadable(
+            f"The recipe {path} cannot be read.",
+            error.strerror or str(error),
+            "Name a recipe's file; `specmeter recipe show ENGINE` prints one to start from.",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecmeterError(f"The recipe {path} is not TOML.", why=str(error), next_step="Mend that line.") from None
     found = problems(data)

@@ -203,6 +203,9 @@ def test_plan_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipe", "check", recipe]) == 0
     (tree.parent / "bad.toml").write_text("schema = 3")
     assert cli.main(["recipe", "check", str(tree.parent / "bad.toml")]) == 1
+    capsys.readouterr()
+    assert cli.main(["recipe", "check", str(tree.parent / "none.toml")]) == 2, "no recipe is no finding about one"
+    assert "No such file" in (said := capsys.readouterr().err) and "next: Name a recipe's file" in said
     assert cli.main(["plan", "--path", str(tree / "none"), "--engine", "vllm"]) == 2
 
 
