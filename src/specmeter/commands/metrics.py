@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--textfile", type=Path, metavar="FILE", help="write an OpenMetrics text file instead")
     parser.add_argument("--every", type=float, default=15.0, metavar="S", help="rewrite the file every S seconds")
-    parser.add_argument("--once", action="store_true", help="look for --every seconds, write once, and end")
+    parser.add_argument("--once", action="store_true", help="what the rings hold, and --every seconds more: print, end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return int(Exit.DONE)
     # Before anything is waited for or listened on.
     require_client()
-    watch = Watch(LinksHere(find_link(args.link) if args.link else None), histograms=True)
+    watch = Watch(LinksHere(find_link(args.link) if args.link else None), histograms=True, held=args.once)
 
     def read() -> list[Figures]:
         return [figures.with_baseline(step_s, overhead) for figures in watch.figures()]

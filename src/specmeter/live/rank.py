@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specmeter.exports.figures import Buckets, Figures, Position
+from specmeter.exports.figures import Buckets, Figures, Position, kind_counts
 from specmeter.trace.build import RankTrace
 from specmeter.trace.cycles import DECODE, KINDS
 from specmeter.trace.plan import LEAF, PHASES, WAIT, PlanIndex, phase_of
@@ -28,6 +28,7 @@ _FIELDS = (
     "plain_ns",
     "seam_ns",
 )
+_NAMES = np.array(KINDS)
 _AT = {name: i for i, name in enumerate(_FIELDS)}
 _PHASE0 = len(_FIELDS)
 _DRAFTED0 = _PHASE0 + len(PHASES)
@@ -72,7 +73,7 @@ class RankStats:
         self._durs: deque[int] = deque(maxlen=_MOST_GAPS)
         self._skip_first = True
         self._total = np.zeros(_WIDTH)
-        self._kinds = dict.fromkeys((*KINDS, "plain"), 0)
+        self._kinds = {"decode": 0}
         self._histograms = histograms
         self._cycle, self._phases, self._seam = Buckets(), dict[str, Buckets](), Buckets()
         self.device = False
@@ -95,9 +96,8 @@ class RankStats:
         decode = busy[table.kind[busy] == DECODE]
         speculative = decode[(table.drafted[decode] != 0) & (table.probed[decode] == 1)]
         plain = decode[table.drafted[decode] == 0]
-        for code, name in enumerate(KINDS):
-            self._kinds[name] += int(np.count_nonzero(table.kind[at] == code))
-        self._kinds["plain"] += len(plain)
+        for name, number in kind_counts(_NAMES[table.kind[at]], table.drafted[at]).items():
+            self._kinds[name] = self._kinds.get(name, 0) + number
         second = ((table.t0_ns + table.dur_ns) // 1_000_000_000).astype(np.int64)
         self.advance(int(second[at[-1]]))
         self._add(second[at], "tokens", np.maximum(table.sampled[at], 0))
@@ -147,7 +147,7 @@ class RankStats:
         reached = [drafted[0], *kept[:-1]]
         return Figures(
             server, rank.host, rank.rank, self._cycle, dict(self._phases), self._seam if self.device else None,
-            {kind: count for kind, count in self._kinds.items() if count or kind == "decode"},
+            dict(self._kinds),
             int(total[_AT["sequence_tokens"]]), int(total[_AT["sequences"]]),
             tuple(Position(drafted[i], reached[i], kept[i]) for i in range(places)),
             minute.accept_length, minute.cycle_ms / 1e3 if minute.cycle_ms else None,

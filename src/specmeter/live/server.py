@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +54,14 @@ class LiveRank:
 
 @dataclass
 class LiveServer:
-    """Reads one link. ``fault`` says why a ring cannot be read (empty: all can); ``version`` rises with changes."""
+    """Reads one link. ``fault`` says why a ring cannot be read (empty: all can); ``version`` rises with changes.
+
+    ``held``: what the rings hold already counts too, not only what is new from now on.
+    """
 
     link: Link
     histograms: bool = False
+    held: bool = False
     ranks: dict[tuple[str, int, int], LiveRank] = field(default_factory=dict)
     found: list[Process] = field(default_factory=list)
     fault: str = ""
@@ -136,15 +141,17 @@ class LiveServer:
             if process.ring is None or process.ring in self._sources or not process.alive:
                 continue
             try:
-                tail = Tail(process.ring)
+                tail = Tail(process.ring, self.held)
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
             self._sources[process.ring] = _Source(tail, tail.poll(1)[:0])
 
     def figures(self) -> list[Figures]:
-        """What metrics show, a rank each, up to the last cycle that ended."""
+        """What metrics show, a rank each, up to the last cycle that ended; before the first, whether it is armed."""
         self._update()
+        if not self.ranks:
+            return self._waiting()
         second = beat(time.perf_counter())
         found = []
         for number, key in enumerate(sorted(self.ranks)):
@@ -152,6 +159,11 @@ class LiveServer:
             lost = self.lost if number == 0 else 0
             found.append(rank.stats.figures(self.link.id, rank.last, second, lost, self.armed))
         return found
+
+    def _waiting(self) -> list[Figures]:
+        """A link's living processes that have had no cycle yet: that they are there, and whether the probes are in."""
+        ranks = sorted({-1 if p.rank is None else p.rank for p in self.found if p.alive})
+        return [Figures(self.link.id, socket.gethostname(), rank, armed=self.armed) for rank in ranks]
 
     def _fold(self) -> None:
         """Count the cycles whose end is known, and keep the records from the last cycle's begin on."""

@@ -24,9 +24,13 @@ def joined(*pieces: Records) -> Records:
 
 
 class Tail(RingCursor):
-    """Begins at the ring's present end; ``new`` gives what was completed since. ``lost`` counts overwritten records."""
+    """Begins at the ring's present end; ``new`` gives what was completed since. ``lost`` counts overwritten records.
 
-    def __init__(self, path: Path) -> None:
+    ``held``: begins with the oldest records that the ring still holds, less an eighth of it if they are being
+    overwritten.
+    """
+
+    def __init__(self, path: Path, held: bool = False) -> None:
         super().__init__(path)
         # Plain arrays: every index of a memmap costs several microseconds more.
         self._plain: Records = self._slots.view(np.ndarray)
@@ -34,6 +38,8 @@ class Tail(RingCursor):
         self._stuck_at = -1
         # The newest mark is the next slot's number. One look over the file, when the ring is opened.
         self.next_position = int(np.ascontiguousarray(self._marks).max(initial=0))
+        if held:
+            self.next_position = max(0, self.next_position - self.header.capacity * 7 // 8)
 
     def new(self) -> Records:
         """The records completed since the last call; where some were lost, only those after the gap.

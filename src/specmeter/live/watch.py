@@ -53,13 +53,17 @@ class LinksHere:
 
 
 class Watch:
-    """``servers`` by link id. ``note`` is the last thing that went wrong, empty when nothing did."""
+    """``servers`` by link id. ``note`` is the last thing that went wrong, empty when nothing did.
 
-    def __init__(self, where: Links, histograms: bool = False) -> None:
+    ``held``: the figures begin with what the rings hold already.
+    """
+
+    def __init__(self, where: Links, histograms: bool = False, held: bool = False) -> None:
         self.servers: dict[str, LiveServer] = {}
         self.note = ""
         self.where = where
         self._histograms = histograms
+        self._held = held
         self._listed = -_LINKS_S
         self._lock = threading.Lock()
 
@@ -88,7 +92,7 @@ class Watch:
         for link in there:
             if link.id not in self.servers:
                 try:
-                    self.servers[link.id] = LiveServer(link, self._histograms)
+                    self.servers[link.id] = LiveServer(link, self._histograms, self._held)
                 except SpecmeterError as error:
                     self.note = f"{link.id}: {error.what}"
         for gone in self.servers.keys() - {link.id for link in there}:
