@@ -10,6 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specmeter.analysis.acceptance import clusters
 from specmeter.analysis.stats import (
     Interval,
     ab_overhead,
@@ -31,6 +32,17 @@ LOW, HIGH = 0.93, 0.97
 
 def covered(intervals: list[Interval], truth: float) -> float:
     return float(np.mean([i.low <= truth <= i.high for i in intervals]))
+
+
+@pytest.mark.parametrize(
+    ("cycles", "name"),
+    [(range(6), "block of 6 cycles"), (range(100), "block of 50 cycles"), (range(3, 4), "block of 1 cycle"),
+     (range(40, 60), "block of 10 cycles"), (range(120), "block of up to 50 cycles"), ([2, 2, 3], "block of 2 cycles")],
+)  # fmt: skip
+def test_a_block_is_named_by_the_cycles_that_it_holds(cycles: list[int], name: str) -> None:
+    at = np.array(cycles, np.int64)
+    unit, said = clusters(np.zeros(len(at), np.int32), at)
+    assert said == name and unit.tolist() == [cycle // 50 for cycle in cycles]
 
 
 @given(st.floats(0.5001, 0.9999), st.integers(1, 5000))

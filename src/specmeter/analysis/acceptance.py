@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from specmeter.analysis.stats import Interval, cluster_ratio
 from specmeter.trace.build import RankTrace
 
+BLOCK = 50
+
 
 @dataclass(frozen=True)
 class Position:
@@ -57,10 +59,16 @@ def acceptance(rank: RankTrace, chosen: NDArray[np.bool_]) -> Acceptance | None:
 
 
 def clusters(request: NDArray[np.int32], cycle: NDArray[np.int32] | NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
-    """The unit that each cycle belongs to, and its name: the request, or 50 cycles where requests are not known."""
+    """The unit that each cycle belongs to, and its name: the request, or BLOCK cycles where requests are not known.
+
+    The name of a block says how many of the cycles it holds.
+    """
     if len(request) and bool(np.all(request >= 0)) and len(np.unique(request)) > 1:
         return request.astype(np.int64), "request"
-    return np.asarray(cycle, np.int64) // 50, "block of 50 cycles"
+    _, sizes = np.unique(np.unique(cycle) // BLOCK, return_counts=True)
+    most = int(sizes.max(initial=0))
+    alike = "" if bool(np.all(sizes == most)) else "up to "
+    return np.asarray(cycle, np.int64) // BLOCK, f"block of {alike}{most} cycle{'' if most == 1 else 's'}"
 
 
 def cluster_length(accepted: NDArray[np.int64], unit: tuple[NDArray[np.int64], str]) -> Interval:

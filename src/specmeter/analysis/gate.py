@@ -163,7 +163,7 @@ def _finding(
 
 def _word(ratio: Interval, threshold: float, bad: int) -> tuple[str, str]:
     if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
-        return UNSETTLED, "too few prompts for an interval"
+        return UNSETTLED, f"no interval that tells anything, over {ratio.n} {ratio.unit}{'' if ratio.n == 1 else 's'}"
     worst, mildest = (ratio.high, ratio.low) if bad > 0 else (1 / ratio.low, 1 / ratio.high)
     if mildest > 1 + threshold:
         return WORSE, ""

@@ -259,7 +259,7 @@ def _verdict(document: dict[str, Any], measured: Interval | None) -> dict[str, A
     elif expected is not None and expected["low"] is not None:
         ratio, basis = Interval(**expected), "accept length over break-even"
     else:
-        ratio, basis = None, document["reason"] or "too few units for an interval"
+        ratio, basis = None, document["reason"] or "want of an interval that tells anything"
     word = verdict(ratio)
     point = ratio.point if ratio else (expected["point"] if expected else None)
     return {"word": word, "basis": basis, "sentence": _sentence(document, word, point)}

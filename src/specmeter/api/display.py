@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from specmeter.reporters.html.markup import text
-from specmeter.reporters.numbers import bounds, no_interval
+from specmeter.reporters.numbers import accept_range, plus_minus
 from specmeter.trace.rundir import Run
+
+_NAMES = {
+    "break_even_tokens": "break-even",
+    "expected_speedup": "expected speed-up",
+    "measured_speedup": "measured speed-up",
+}
 
 
 def run_html(run: Run) -> str:
@@ -24,7 +31,13 @@ def run_html(run: Run) -> str:
 def diff_html(document: Mapping[str, Any]) -> str:
     """Sentence, phases with intervals, and what was set differently."""
     rows = [
-        (row["name"], f"{row['a_ms']:.3f}", f"{row['b_ms']:.3f}", _interval(row["difference_ms"]), row["word"])
+        (
+            row["name"],
+            f"{row['a_ms']:.3f}",
+            f"{row['b_ms']:.3f}",
+            _interval(row["difference_ms"], -math.inf),
+            row["word"],
+        )
         for row in (document["cycle"], *document["phases"])
     ]
     set_ = [
@@ -49,13 +62,13 @@ def colours() -> str:
 def _profile(analysis: Mapping[str, Any]) -> str:
     if analysis.get("kind") != "profile":
         return ""
-    facts = [("cycle ms", analysis["cycle"]["mean_ms"]), ("accept length", analysis["acceptance"]["length_tokens"])]
-    facts += [("break-even", analysis["break_even_tokens"]), ("expected speed-up", analysis["expected_speedup"])]
-    facts.append(("measured speed-up", analysis["measured_speedup"]))
+    accepted = analysis["acceptance"]
+    facts = [("cycle ms", _interval(analysis["cycle"]["mean_ms"]))]
+    facts.append(("accept length", _interval(accepted["length_tokens"], *accept_range(len(accepted["positions"])))))
+    for name in ("break_even_tokens", "expected_speedup", "measured_speedup"):
+        facts.append((_NAMES[name], _interval(analysis[name])))
     phases = [(p["name"], f"{p['ms']:.3f}", f"{p['percent']:.1f} %", f"{p['calls']:.1f}") for p in analysis["phases"]]
-    return _table(("", "[95 %]"), [(name, _interval(value)) for name, value in facts]) + _table(
-        ("phase", "ms", "share", "calls"), phases
-    )
+    return _table(("", "[95 %]"), facts) + _table(("phase", "ms", "share", "calls"), phases)
 
 
 def _sweep(analysis: Mapping[str, Any]) -> str:
@@ -65,12 +78,10 @@ def _sweep(analysis: Mapping[str, Any]) -> str:
     return _table(("setting", "tok/s [95 %]", "x baseline [95 %]", "verdict"), rows)
 
 
-def _interval(value: Mapping[str, Any] | None) -> str:
+def _interval(value: Mapping[str, Any] | None, floor: float = 0.0, most: float = math.inf) -> str:
     if not value or value["point"] is None:
         return "not measured"
-    if value["low"] is None or value["high"] is None or (value["low"] >= 0 and bounds(value) is None):
-        return f"{value['point']:.3f} ({no_interval(value)})"
-    return f"{value['point']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+    return f"{value['point']:.3f}{plus_minus(value, 3, floor, most)}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Any
 
@@ -23,7 +24,7 @@ from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import save_page
-from specmeter.reporters.terminal import print_analysis
+from specmeter.reporters.terminal import print_analysis, print_lines
 from specmeter.trace.rundir import RunWriter, load
 
 PROFILED_STEPS = 3
@@ -69,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print()
         print_analysis({"kind": "check", **wiring})
     writer.raise_failure()
-    print(f"saved: {writer.path} (`specmeter report {writer.path}` shows all of it again)")
-    if page is not None:
-        print(f"page: {page}")
+    lines = [f"saved: {writer.path}", f"all of it again: specmeter report {shlex.quote(str(writer.path))}"]
+    print_lines("\n".join([*lines, *([f"page: {page}"] if page is not None else [])]))
     return int(Exit.DONE)
 
 

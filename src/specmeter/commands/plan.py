@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from specmeter import __version__
 from specmeter.commands.source import process_of
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.planner import survey
+from specmeter.reporters.terminal import print_lines
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         document = {"schema": "specmeter/plan/1", "version": __version__, "command": "plan"}
         print(json.dumps({**document, "result": plan, "warnings": []}))
     else:
-        _print_plan(plan)
+        print_lines("\n".join(_plan_lines(plan)))
     missing = [item for item in plan["refused"] if item["required"]]
     return int(Exit.FINDING if missing else Exit.DONE)
 
@@ -60,33 +61,36 @@ def _only(plan: dict[str, Any], runner: str) -> dict[str, Any]:
     return {**plan, **kept}
 
 
-def _print_plan(plan: Mapping[str, Any]) -> None:
-    print(
-        f"{plan['engine']} {plan['engine_version']}, Python {plan['python']['version']} {plan['python']['executable']}"
-    )
+def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    python = plan["python"]
+    yield f"{plan['engine']} {plan['engine_version']}, Python {python['version']} {python['executable']}"
     for runner in plan["runners"]:
         state = f"lacks {len(runner['required_missing'])} required points" if runner["required_missing"] else "complete"
-        print(f"  runner {runner['name']}: {state}. {runner['about']}")
+        yield f"  runner {runner['name']}: {state}. {runner['about']}"
     width = max([len(item["name"]) for item in plan["points"]], default=4)
     file = None
     for point in sorted(plan["points"], key=lambda item: (item["path"], item["line"], item["col"])):
         if point["path"] != file:
             file = point["path"]
-            print(f"\n{file}  sha256 {point['sha256'][:16]}")
+            yield from ("", f"{file}  sha256 {point['sha256'][:16]}")
         mark = "*" if point["required"] else " "
         runner = f"[{point['runner']}] " if point["runner"] else ""
-        print(f"{point['line']:6} {mark} {point['name']:{width}} {point['role']:10} {runner}{_short(point)}")
-    print(f"\n{len(plan['points'])} places, {len(plan['refused'])} refused; * required")
+        yield f"{point['line']:6} {mark} {point['name']:{width}} {point['role']:10} {runner}{_short(point)}"
+    yield from ("", f"{len(plan['points'])} places, {len(plan['refused'])} refused; * required")
+    yield from _refused_lines(plan)
+
+
+def _refused_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     for item in plan["refused"]:
         required = "required point" if item["required"] else "optional point"
         runner = f" [{item['runner']}]" if item["runner"] else ""
-        print(f"refused: {item['name']}{runner} ({required}): {item['reason']}")
+        yield f"refused: {item['name']}{runner} ({required}): {item['reason']}"
         for near in item["nearest"]:
-            print(f"         nearest: {near}")
+            yield f"         nearest: {near}"
     for knob in plan["knobs"]:
-        print(f"knob {knob['name']}: {knob['path']}, {knob['low']} to {knob['most']}, turned at {knob['point']}")
+        yield f"knob {knob['name']}: {knob['path']}, {knob['low']} to {knob['most']}, turned at {knob['point']}"
     for item in plan["knobs_refused"]:
-        print(f"refused: knob {item['name']}: {item['reason']}")
+        yield f"refused: knob {item['name']}: {item['reason']}"
 
 
 def _short(point: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes import loader
 from specmeter.recipes.planner import survey
+from specmeter.reporters.terminal import print_lines
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +55,11 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"recipes": rows})
     else:
+        lines = []
         for row in rows:
             ranges = "; ".join(str(item) or "every version" for item in row["ranges"])
-            print(f"{row['engine']:10} {ranges:18} {row['points']:3} points  {row['about']}")
+            lines.append(f"{row['engine']:10} {ranges:18} {row['points']:3} points  {row['about']}")
+        print_lines("\n".join(lines))
     return int(Exit.DONE)
 
 

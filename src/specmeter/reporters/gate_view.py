@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import MIDDLE, NARROW, make_table, remark, verdict_line
-from specmeter.reporters.numbers import MISSING, bounds, number, units
+from specmeter.reporters.numbers import MISSING, NOTHING, bounds, number, units
 
 _NAMES = {"accept_length": "accept length", "cycle": "cycle", "break_even": "break-even"}
 _STYLES = {"worse": "red", "unsettled": "yellow", "not worse": "green"}
@@ -68,6 +68,7 @@ def _cells(finding: Mapping[str, Any], width: int) -> list[str]:
         return [*cells, change, finding["word"]]
     cells += [number(finding["before"]), number(finding["after"]), change]
     if width >= MIDDLE:
-        cells.append(f"[{100 * (ends[0] - 1):+.1f}, {100 * (ends[1] - 1):+.1f}]" if ends else MISSING)
+        none = NOTHING if ratio else MISSING
+        cells.append(f"[{100 * (ends[0] - 1):+.1f}, {100 * (ends[1] - 1):+.1f}]" if ends else none)
     bad = "-" if finding["quantity"] == "accept_length" else "+"
     return [*cells, f"{bad}{100 * finding['threshold']:g} %", finding["word"]]

@@ -9,45 +9,70 @@ from typing import Any
 from specmeter.analysis.stalls import RULE
 
 MISSING = "-"
-# Student's t over so few units gives ends such as 0 and 1e38 where they differ: that is no interval but their want.
-FEW_UNITS, WIDEST = 4, 20.0
+# Student's t over few units that differ gives ends such as 0 and 1e38. More than so many times the estimate between the
+# ends, whatever the number of units, is no interval to print but the want of one.
+WIDEST = 20.0
+NOTHING = "tells nothing"
+STALLED_MUCH = 20.0
+CUT = " (cut)"
+_UNBOUNDED = (-math.inf, math.inf)
 
 
-def bounds(interval: Mapping[str, Any] | None, floor: float = 0.0) -> tuple[float, float] | None:
-    """The ends of an interval, the lower one cut at ``floor``; None where there are none, or where they say nothing.
+def accept_range(steps: int) -> tuple[float, float]:
+    """The least and the most tokens a cycle of ``steps`` draft steps can yield (0 or less: the steps are not known)."""
+    return 1.0, steps + 1.0 if steps > 0 else math.inf
 
-    They say nothing where at most FEW_UNITS units put them more than WIDEST times the estimate apart.
 
-    Times, rates and ratios cannot be negative, and a cycle yields one token at least, yet a symmetric interval over few
-    noisy units may reach below. What is impossible is cut off; the interval's coverage stays the same.
+def bounds(
+    interval: Mapping[str, Any] | None, floor: float = 0.0, most: float = math.inf
+) -> tuple[float, float] | None:
+    """The ends of an interval, cut at ``floor`` and ``most``; None where there are none, or where they tell nothing.
+
+    The one rule of all texts and pages. Times, rates and ratios cannot be negative, and a cycle yields what
+    ``accept_range`` says, yet a symmetric interval over few noisy units may reach beyond: what is impossible is cut
+    off; the interval's coverage stays the same. They tell nothing where both ends are cut at finite limits, and where
+    they are more than WIDEST times the estimate apart (not with ``floor`` -inf: a difference may be near 0).
     """
     if interval is None or interval["low"] is None or interval["high"] is None:
         return None
-    wide = float(interval["high"]) - float(interval["low"]) > WIDEST * abs(interval.get("point") or math.inf)
-    if wide and interval.get("n", FEW_UNITS + 1) <= FEW_UNITS:
+    low, high = float(interval["low"]), float(interval["high"])
+    if floor > -math.inf and high - low > WIDEST * abs(interval.get("point") or math.inf):
         return None
-    return max(float(interval["low"]), floor), max(float(interval["high"]), floor)
+    if low < floor and high > most:
+        return None
+    return min(max(low, floor), most), max(min(high, most), floor)
 
 
-def plus_minus(interval: Mapping[str, Any], digits: int = 3, floor: float = 0.0) -> str:
-    """`` [low, high]``, or a note that there is no interval; see ``bounds`` for ``floor``."""
-    ends = bounds(interval, floor)
+def cut(interval: Mapping[str, Any], floor: float = 0.0, most: float = math.inf) -> str:
+    """``CUT`` where ``bounds`` gives another end than the analysis did, else nothing."""
+    ends = bounds(interval, floor, most)
+    return CUT if ends and ends != bounds(interval, *_UNBOUNDED) else ""
+
+
+def plus_minus(interval: Mapping[str, Any], digits: int = 3, floor: float = 0.0, most: float = math.inf) -> str:
+    """`` [low, high]``, marked where an end was cut, or a note that there is no interval; see ``bounds``."""
+    ends = bounds(interval, floor, most)
     if ends is None:
         return f" ({no_interval(interval)})"
-    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]{cut(interval, floor, most)}"
 
 
 def no_interval(interval: Mapping[str, Any]) -> str:
-    """``no interval: too few prompts``, for an interval that ``bounds`` has no ends for."""
-    return f"no interval: too few {units(2, str(interval.get('unit') or 'unit')).removeprefix('2 ')}"
+    """``no interval that tells anything: 2 prompts``, for an interval that ``bounds`` has no ends for."""
+    count, unit = interval.get("n"), str(interval.get("unit") or "unit")
+    return "no interval that tells anything" + ("" if count is None else f": {units(int(count), unit)}")
 
 
-def span(interval: Mapping[str, Any] | None, digits: int = 3, floor: float = 0.0) -> str:
-    """``low-high``; ``too few prompts`` (or what the units are) where they give none, ``-`` without an estimate."""
-    ends = bounds(interval, floor)
-    if interval is not None and ends is None and interval["point"] is not None:
-        return no_interval(interval).rpartition(": ")[2]
-    return MISSING if ends is None else f"{ends[0]:.{digits}f}-{ends[1]:.{digits}f}"
+def span(
+    interval: Mapping[str, Any] | None, digits: int = 3, floor: float = 0.0, most: float = math.inf, mark: bool = True
+) -> str:
+    """``low-high``, marked where an end was cut; NOTHING where the ends tell nothing, ``-`` without an estimate."""
+    ends = bounds(interval, floor, most)
+    if interval is None or interval["point"] is None:
+        return MISSING
+    if ends is None:
+        return NOTHING
+    return f"{ends[0]:.{digits}f}-{ends[1]:.{digits}f}{cut(interval, floor, most) if mark else ''}"
 
 
 def point(interval: Mapping[str, Any] | None, digits: int = 3) -> str:
@@ -68,6 +93,11 @@ def stalled_line(found: Mapping[str, Any] | None) -> str:
         f"{units(found['cycles'], 'cycle')} {RULE} ({found['limit_ms']:.1f} ms) left out of the times as stalls of the "
         f"machine: {found['percent_of_time']:.1f} % of the recorded time. Rates by requests hold them."
     )
+
+
+def mostly_stalled(found: Mapping[str, Any] | None) -> str:
+    """``stalled_line`` where more than STALLED_MUCH percent of the time was left out: it belongs to the headline."""
+    return stalled_line(found) if found and found["percent_of_time"] > STALLED_MUCH else ""
 
 
 def device_line(found: Mapping[str, Any] | None) -> str:

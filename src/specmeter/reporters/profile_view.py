@@ -23,12 +23,23 @@ from specmeter.reporters.language import (
     verdict_line,
 )
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import device_line, number, percent, plus_minus, stalled_line, units
+from specmeter.reporters.numbers import (
+    accept_range,
+    device_line,
+    mostly_stalled,
+    number,
+    percent,
+    plus_minus,
+    stalled_line,
+    units,
+)
 
 
 def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of a profile's report, in order; ``width`` in columns."""
     yield verdict_line(document["verdict"]["sentence"], document["verdict"]["word"])
+    if mostly_stalled(document["cycle"].get("stalled")):
+        yield remark(mostly_stalled(document["cycle"].get("stalled")))
     yield ""
     yield from _bars(document, width)
     yield heading("Where the cycle goes")
@@ -154,7 +165,8 @@ def _acceptance(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
     if length is None:
         yield remark(f"Accept length: not measured ({inert(found['reason'], 120)})")
         return
-    yield remark(f"Accept length: {length['point']:.3f} tokens a cycle{plus_minus(length, floor=1.0)}, bonus included")
+    ends = plus_minus(length, 3, *accept_range(len(found["positions"])))
+    yield remark(f"Accept length: {length['point']:.3f} tokens a cycle{ends}, bonus included")
     if found["positions"]:
         yield position_table(found["positions"], width)
 
@@ -220,7 +232,7 @@ def _sureness(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     left_out = ", ".join(f"{count} {inert(why)}" for why, count in cycle["dropped"].items())
     kinds = ", ".join(f"{count} {inert(kind)}" for kind, count in cycle["kinds"].items() if count and kind != "decode")
     yield remark(f"Left out: {left_out or 'nothing'}" + (f"; other kinds: {kinds}" if kinds else ""))
-    if stalled_line(cycle.get("stalled")):
+    if stalled_line(cycle.get("stalled")) and not mostly_stalled(cycle.get("stalled")):
         yield remark(stalled_line(cycle.get("stalled")))
     lost = document["records"]
     if lost["overwritten"] or lost["holes"]:

@@ -10,21 +10,20 @@ from rich.table import Table
 
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import MIDDLE, NARROW, VERDICTS, heading, make_table, remark, strip, verdict_line
-from specmeter.reporters.numbers import number, point, span, stalled_line, units
+from specmeter.reporters.numbers import mostly_stalled, number, point, span, stalled_line, units
 
 
 def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of a sweep's report, in order; ``width`` in columns."""
     yield verdict_line(document["verdict"]["sentence"], document["verdict"]["word"])
+    for row in document["arms"]:
+        if mostly_stalled(row.get("stalled")):
+            yield remark(f"{inert(row['setting'], 40)}: {mostly_stalled(row.get('stalled'))}")
     yield ""
     yield _table(document, width)
     if "one_start" in document:
         yield from _switched(document, width)
-    yield remark("* fastest. break-even: accept length at which the setting equals the baseline.")
-    yield remark(
-        "tok/s is the mean over requests, x baseline the geometric mean over the same prompts, accept and cycle the "
-        "mean over all cycles: different means, so the columns do not divide into each other exactly."
-    )
+    yield from _columns_explained(width)
     for row in document["arms"]:
         yield from _remarks(row)
     counted = {units(row["ratio"]["n"], row["ratio"]["unit"]) for row in document["arms"] if row["ratio"]}
@@ -32,6 +31,18 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         yield heading("How sure")
         limit = 100 * document["threshold"]
         yield remark(f"ratios over {', '.join(sorted(counted))}; for a verdict all of it lies beyond {limit:g} %")
+
+
+def _columns_explained(width: int) -> Iterator[RenderableType]:
+    """What the columns mean that are shown in this width."""
+    wide = width >= MIDDLE
+    even = " break-even: accept length at which the setting equals the baseline." if wide else ""
+    yield remark(f"* fastest.{even}")
+    cycles = ", accept and cycle the mean over all cycles" if wide else ""
+    yield remark(
+        f"tok/s is the mean over requests, x baseline the geometric mean over the same prompts{cycles}: different "
+        "means, so the columns do not divide into each other exactly."
+    )
 
 
 def _table(document: Mapping[str, Any], width: int) -> Table:
@@ -65,9 +76,10 @@ def _table(document: Mapping[str, Any], width: int) -> Table:
 def _switched(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """That one start was switched, what the engine itself counted there, and the starts that confirm."""
     reference = inert(document["one_start"]["reference"], 20)
+    against = "x and break-even above are" if width >= MIDDLE else "x above is"
     yield remark(
         f"one start, draft steps switched between requests. {reference}: no drafts, but the draft's forward over the "
-        "accepted tokens still runs, so it is not plain decoding; x and break-even above are against it."
+        f"accepted tokens still runs, so it is not plain decoding; {against} against it."
     )
     rows = document["one_start"]["verified"]
     wrong = [inert(row["setting"], 20) for row in rows if row["agrees"] is False]
@@ -92,7 +104,7 @@ def _remarks(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield remark(f"{name}: {row['failed']} requests failed")
     if row["reason"]:
         yield remark(f"{name}: {inert(row['reason'], 120)}")
-    if stalled_line(row.get("stalled")):
+    if stalled_line(row.get("stalled")) and not mostly_stalled(row.get("stalled")):
         yield remark(f"{name}: {stalled_line(row.get('stalled'))}")
     drift = row["drift"]
     if drift and drift["p_value"] < 0.01:

@@ -54,16 +54,30 @@ def print_headed(sentence: object, word: str, body: str, file: IO[str] | None = 
     A line is broken between words, its rest indented; a word (a path, an address) stays whole, however narrow.
     """
     out = sys.stdout if file is None else file
-    parts: list[RenderableType] = [verdict_line(sentence, word), ""]
+    parts: list[RenderableType] = [verdict_line(sentence, word), "", *_broken(body, output_width(out))]
+    _write(out, _rendered(parts, output_width(out), shows_colour(out)))
+
+
+def print_lines(body: str, file: IO[str] | None = None) -> None:
+    """Print a command's own lines, made inert, and broken as ``print_headed`` does on a terminal or with ``COLUMNS``.
+
+    In a pipe they stay whole, for the program that reads them.
+    """
+    out = sys.stdout if file is None else file
+    fixed = out.isatty() or bool(os.environ.get("COLUMNS"))
+    lines = _broken(body, output_width(out) if fixed else None)
+    _write(out, _rendered(lines, output_width(out), shows_colour(out)))
+
+
+def _broken(body: str, width: int | None) -> Iterator[Text]:
     for line in body.splitlines():
         shown = inert(line, 4000)
         indent = " " * min(len(shown) - len(shown.lstrip()) + 2, 8)
-        broken = textwrap.wrap(
-            shown, output_width(out), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        broken = [shown] if width is None else textwrap.wrap(
+            shown, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
             drop_whitespace=True,
         )  # fmt: skip
-        parts += [_line(piece) for piece in broken or [""]]
-    _write(out, _rendered(parts, output_width(out), shows_colour(out)))
+        yield from (_line(piece) for piece in broken or [""])
 
 
 def _line(text: str) -> Text:

@@ -73,6 +73,9 @@ def test_the_page_is_one_file_with_one_allowed_script(run: specmeter.Run, tmp_pa
     identities = re.findall(r'\bid="([^"]+)"', whole)
     assert len(identities) == len(set(identities))
     assert "sekrit" not in whole and "hush" not in whole and MASK in whole
+    kinds, count = run.analysis["cycle"]["kinds"], run.analysis["cycle"]["count"]
+    assert kinds["decode"] > count and f"those of the baseline included: {kinds['decode']} decode" in whole
+    assert f"Times are over the {count} decode cycles of the profiled setting" in whole
 
 
 def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(

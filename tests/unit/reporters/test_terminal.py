@@ -17,13 +17,16 @@ import pytest
 
 from specmeter.analysis.profile import _divide, analyse
 from specmeter.analysis.stats import Interval
+from specmeter.api.display import run_html
+from specmeter.cli import main
 from specmeter.errors import SpecmeterError
+from specmeter.recipes.loader import built_in_engines
 from specmeter.reporters.bench_view import bench_sentence
 from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
-from specmeter.reporters.numbers import bounds, no_interval, plus_minus, span, units
+from specmeter.reporters.numbers import accept_range, bounds, no_interval, plus_minus, span, units
 from specmeter.reporters.terminal import print_analysis, print_headed, render_analysis
-from specmeter.trace.rundir import load
+from specmeter.trace.rundir import Run, load
 from tests.support.report_documents import check_result, compared, damaged, profile, record, save, sweep, tuned
 
 EVIL = "evil\x1b[31m\x1b]0;title\x07[red]x[/red]\u202e\u2028\nSecond line"
@@ -92,8 +95,31 @@ def test_impossible_interval_ends_are_cut(tmp_path: Path) -> None:
     document["baseline"]["step_ms"].update(low=-1.5)
     text = render_analysis(document)
     assert "[0.000, 35.000]" in text and "tokens a cycle [1.000, " in text and "[-" not in text
-    assert bounds({"low": None, "high": 2.0}) is None and plus_minus({"low": -1.0, "high": 2.0}, 1) == " [0.0, 2.0]"
+    assert (
+        bounds({"low": None, "high": 2.0}) is None and plus_minus({"low": -1.0, "high": 2.0}, 1) == " [0.0, 2.0] (cut)"
+    )
     assert units(1, "request") == "1 request" and units(3, "pair of one block") == "3 pairs of one block"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said", "cell"),
+    [
+        (0.2, 6.123, " (no interval that tells anything: 2 requests)", "tells nothing"),
+        (1.2, 6.123, " [1.200, 3.000] (cut)", "1.200-3.000 (cut)"),
+        (0.2, 2.5, " [1.000, 2.500] (cut)", "1.000-2.500 (cut)"),
+        (1.0, 3.0, " [1.000, 3.000]", "1.000-3.000"),
+    ],
+)
+def test_accept_length_stays_within_what_the_steps_allow(
+    tmp_path: Path, low: float, high: float, said: str, cell: str
+) -> None:
+    document = profile(tmp_path)
+    assert len(document["acceptance"]["positions"]) == 2 and accept_range(-1)[1] == math.inf
+    length = document["acceptance"]["length_tokens"]
+    length.update(low=low, high=high, n=2, point=1.714)
+    assert f"Accept length: 1.714 tokens a cycle{said}, bonus included" in " ".join(render_analysis(document).split())
+    assert f"1.714{said}" in run_html(Run(tmp_path, {}, {}, document, ""))
+    assert span(length, 3, *accept_range(2)) == cell
 
 
 def test_outside_text_is_inert_everywhere(tmp_path: Path) -> None:
@@ -197,15 +223,18 @@ def test_a_damaged_document_is_a_clear_error_or_a_report(tmp_path: Path) -> None
 
 def test_an_interval_that_says_nothing_is_not_printed(tmp_path: Path) -> None:
     wide = {"low": 0.0, "point": 1.3, "high": 5.7e38, "n": 2, "unit": "prompt", "level": 0.95, "method": "t"}
-    assert bounds(wide) is None and plus_minus(wide) == " (no interval: too few prompts)"
-    assert span(wide) == "too few prompts" and span(None) == "-"
-    assert no_interval({**wide, "unit": "pair of one block"}) == "no interval: too few pairs of one block"
-    # Enough units may be as wide as they are, and few units that agree give an interval.
-    assert bounds({**wide, "n": 12}) == (0.0, 5.7e38) and bounds({**wide, "low": 1.0, "high": 2.0}) == (1.0, 2.0)
+    assert bounds(wide) is None and plus_minus(wide) == " (no interval that tells anything: 2 prompts)"
+    assert span(wide) == "tells nothing" and span(None) == "-"
+    assert no_interval({**wide, "unit": "pair of one block"}) == "no interval that tells anything: 2 pairs of one block"
+    # The width decides and the number of units does not, but for a difference, which may be near 0.
+    for n in (2, 4, 5, 12):
+        assert bounds({**wide, "n": n}) is None and bounds({**wide, "n": n, "low": 1.0, "high": 2.0}) == (1.0, 2.0)
+        assert bounds({**wide, "n": n, "low": 0.062, "high": 26.59}) is None
+        assert bounds({**wide, "n": n, "point": 0.01, "low": -3.0, "high": 3.0}, -math.inf) == (-3.0, 3.0)
     document = profile(tmp_path)
     document["measured_speedup"] = document["baseline"]["step_ms"] = wide
     text = " ".join(render_analysis(document).split())
-    assert "Measured speed-up: 1.300 x (no interval: too few prompts)" in text and "e+38" not in text
+    assert "Measured speed-up: 1.300 x (no interval that tells anything: 2 prompts)" in text and "e+38" not in text
     assert len(max(text.split(), key=len)) < 100
 
 
@@ -216,6 +245,40 @@ def test_two_requests_that_differ_widely_give_no_ratio_and_no_overflow() -> None
         found = _divide(a, b)
         assert found.point == a.point / b.point and found.high == math.inf and found.as_json()["low"] is None
     assert _divide(step, step).high < 20
+
+
+def test_time_left_out_as_stalls_stands_below_the_headline_where_it_is_much(tmp_path: Path) -> None:
+    for percent, place in ((34.2, 1), (19.0, -1)):
+        stalled = {"cycles": 12, "percent_of_time": percent, "limit_ms": 80.0}
+        document, swept = profile(tmp_path / f"p{place}"), sweep(tmp_path / f"s{place}")
+        document["cycle"]["stalled"] = swept["arms"][1]["stalled"] = stalled
+        for found in (document, swept):
+            lines = render_analysis(found, 400).splitlines()
+            at = [number for number, line in enumerate(lines) if "left out of the times as stalls" in line]
+            assert len(at) == 1 and (at[0] == 1 if place == 1 else at[0] > 5), lines[0]
+
+
+def test_a_footer_explains_the_columns_that_are_shown(tmp_path: Path) -> None:
+    document = sweep(tmp_path)
+    for width in (60, 80, 100):
+        text = " ".join(render_analysis(document, width).split())
+        for name in ("break-even", "accept and cycle the mean", "cycle ms"):
+            assert (name in text) == (width >= 84), (name, width)
+        assert "geometric mean over the same prompts" in text
+
+
+def test_recipes_and_plans_are_broken_at_the_terminals_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for words in (["recipe", "list"], ["plan", "--engine", "specmeter"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        # A path is one word, and stays whole.
+        assert all(len(line) <= 60 or "/" in line for line in lines) and any(line.startswith("  ") for line in lines)
+    monkeypatch.delenv("COLUMNS")
+    assert main(["recipe", "list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(built_in_engines()), "in a pipe, a line each"
 
 
 def test_lines_of_a_command_are_broken_between_words_only(monkeypatch: pytest.MonkeyPatch) -> None:

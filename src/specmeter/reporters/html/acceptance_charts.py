@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specmeter.analysis.stats import Interval, cluster_ratio
 from specmeter.reporters.html.charts import axis, draw, label, names_axis, series_colour
 from specmeter.reporters.html.facts import Cycles
-from specmeter.reporters.numbers import bounds, percent
+from specmeter.reporters.numbers import accept_range, bounds, percent
 from specmeter.trace.rundir import Run
 
 MOST_KINDS = 12
@@ -21,12 +21,14 @@ MOST_KINDS = 12
 
 @dataclass(frozen=True)
 class Group:
-    """Cycles of one kind or length of prompt: accept length with its interval over requests, cycles, requests."""
+    """Cycles of one kind or length of prompt: accept length with its interval over requests, cycles, requests, and the
+    most draft steps of one of its cycles (-1: not known)."""
 
     name: str
     length: Interval
     cycles: int
     requests: int
+    steps: int
 
 
 def positions_chart(positions: Sequence[Mapping[str, Any]]) -> str:
@@ -93,7 +95,7 @@ def _groups(cycles: Cycles, keys: NDArray[Any], drop_empty: bool = False) -> lis
         at = known & (keys == key)
         _, group = np.unique(unit[at], return_inverse=True)
         length = cluster_ratio(np.bincount(group, sampled[at]), np.bincount(group, batch[at]), "request")
-        found.append(Group(str(key), length, int(at.sum()), int(group.max()) + 1))
+        found.append(Group(str(key), length, int(at.sum()), int(group.max()) + 1, int(table["steps"][at].max())))
     return sorted(found, key=lambda g: -g.length.point)
 
 
@@ -101,7 +103,7 @@ def groups_chart(groups: Sequence[Group], title: str, break_even: float | None) 
     """Accept length of each group with its interval, and the break-even line where it is known."""
     rows: list[dict[str, Any]] = []
     for group in groups:
-        ends = bounds(group.length.as_json(), 1.0)
+        ends = bounds(group.length.as_json(), *accept_range(group.steps))
         said = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
         text = f"{group.name}: {group.length.point:.2f} tokens a cycle{said}, {group.requests} requests"
         low, high = ends or (group.length.point, group.length.point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import (
+    accept_range,
     bounds,
+    cut,
     device_line,
+    mostly_stalled,
     no_interval,
     number,
     percent,
@@ -52,12 +56,13 @@ def key_figures(document: Document) -> str:
     )
     even, gain, measured = document["break_even_tokens"], document["expected_speedup"], document["measured_speedup"]
     missing = document["baseline"]["reason"] or document["reason"]
+    possible = accept_range(len(document["acceptance"]["positions"]))
     facts = [("Cycle", f"{point(cycle)} ms", _interval(cycle, "ms"))]
     facts.append(("Baseline step", f"{point(base)} ms" if base else "-", _interval(base, "ms") if base else missing))
     facts.append(
         (
             "Accept length", f"{point(length)} tokens" if length else "-",
-            _interval(length, "tokens", 1.0) if length else document["acceptance"]["reason"],
+            _interval(length, "tokens", *possible) if length else document["acceptance"]["reason"],
         )
     )  # fmt: skip
     facts.append(
@@ -71,13 +76,15 @@ def key_figures(document: Document) -> str:
         facts.append(("Expected speed-up", f"{point(gain)} x" if gain else "-", _interval(gain, "x") if gain else ""))
     if measured:
         facts.append(("Measured speed-up", f"{point(measured)} x", _interval(measured, "x")))
-    return cards(facts)
+    stalls = mostly_stalled(document["cycle"].get("stalled"))
+    return (paragraph(stalls, "note") if stalls else "") + cards(facts)
 
 
-def _interval(interval: Mapping[str, Any], unit: str, floor: float = 0.0) -> str:
-    if bounds(interval, floor) is None:
+def _interval(interval: Mapping[str, Any], unit: str, floor: float = 0.0, most: float = math.inf) -> str:
+    if bounds(interval, floor, most) is None:
         return no_interval(interval)
-    return f"{span(interval, 3, floor)} {unit} (95 %, {units(interval['n'], interval['unit'])})"
+    ends = f"{span(interval, 3, floor, most, mark=False)} {unit}{cut(interval, floor, most)}"
+    return f"{ends} (95 %, {units(interval['n'], interval['unit'])})"
 
 
 def _cycle(run: Run, document: Document, prefix: str) -> Section:
@@ -197,7 +204,8 @@ def _acceptance(run: Run, document: Document, lead: Cycles | None, prefix: str) 
     length = found["length_tokens"]
     if length is None:
         return section.add(paragraph(f"Accept length: not measured ({found['reason']})"))
-    section.add(paragraph(f"{point(length)} tokens a cycle{plus_minus(length, floor=1.0)}, the bonus token included."))
+    ends = plus_minus(length, 3, *accept_range(len(found["positions"])))
+    section.add(paragraph(f"{point(length)} tokens a cycle{ends}, the bonus token included."))
     if found["positions"]:
         rows = [
             (p["position"], percent(p["cumulative"]), percent(p["conditional"]), p["reached"])
@@ -216,7 +224,14 @@ def _acceptance(run: Run, document: Document, lead: Cycles | None, prefix: str) 
         if groups:
             chart = figure(acceptance_charts.groups_chart(groups, title, even), f"By {title}", "Dashed: break-even.")
             listed = [
-                (g.name, number(g.length.point), span(g.length.as_json(), 2, 1.0), g.cycles, g.requests) for g in groups
+                (
+                    g.name,
+                    number(g.length.point),
+                    span(g.length.as_json(), 2, *accept_range(g.steps)),
+                    g.cycles,
+                    g.requests,
+                )
+                for g in groups
             ]
             names = (title, "accept length", "95 % interval", "cycles", "requests")
             section.add(beside(chart, table(names, listed, f"By {title}")))
@@ -256,7 +271,10 @@ def _sure(document: Document, ranks: Sequence[Cycles], prefix: str) -> Section:
     kinds = ", ".join(f"{count} {kind}" for kind, count in cycle["kinds"].items() if count)
     lost = document["records"]
     section.add(
-        paragraph(f"Cycles by kind: {kinds or 'none'}. Left out: {dropped or 'nothing'}."),
+        paragraph(
+            f"Cycles by kind, those of the baseline included: {kinds or 'none'}. Times are over the {cycle['count']} "
+            f"decode cycles of the profiled setting. Left out: {dropped or 'nothing'}."
+        ),
         *([paragraph(f"{stalled_line(cycle.get('stalled'))}")] if stalled_line(cycle.get("stalled")) else []),
         paragraph(f"Records: {lost['count']} read, {lost['overwritten']} overwritten, {lost['holes']} incomplete."),
     )
