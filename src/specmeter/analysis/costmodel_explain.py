@@ -16,7 +16,7 @@ from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.stalls import RULE
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
-from specmeter.analysis.whatif_actions import Action, Commands, actions
+from specmeter.analysis.whatif_actions import Action, Commands, actions, counted_steps
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import Run
 
@@ -28,6 +28,11 @@ ASSUMPTIONS = (
     "the verify forward is straight between measured widths, and beyond the widest goes on along the last segment",
     "a draft's chance to be kept depends on its position, not on how long the chain is",
     "prompts, context lengths, batch and machine are those of the run",
+)
+
+MEANS = (
+    "Accept lengths count a request's first and last cycle too, and cycle times are those at that length; a profile "
+    "leaves these cycles out of both."
 )
 
 
@@ -118,8 +123,9 @@ def explain(
         "version": __version__,
         **facts,
         "now_steps": evidence.now,
-        "best_steps": top.steps,
+        "best_steps": 0 if _plain_wins(top) else top.steps,
         "sentence": _sentence(rows, now, top),
+        "means": MEANS if any(s.accepts for s in evidence.chains) else "",
         "baseline_step_ms": _baseline(evidence),
         "samples": [_sample(s) for s in evidence.samples],
         "acceptance_conditional": list(recorded_acceptance(evidence)),
@@ -133,13 +139,31 @@ def explain(
     }
 
 
+def _plain_wins(top: Row) -> bool:
+    """Whether plain decoding is faster than the best step count, as far as a baseline is known."""
+    return top.speedup is not None and top.speedup.point < 1
+
+
+def _off(top: Row) -> str:
+    assert top.speedup is not None
+    plain = f"plain decoding, {top.tok_s.point / top.speedup.point:.1f} tok/s"
+    best_one = f"the best, {counted_steps(top.steps)}, gives {top.tok_s.point:.1f}"
+    if top.speedup.high < 1:
+        return f"Speculation should be off: every step count is predicted slower than {plain} ({best_one})"
+    return f"Speculation should be off: no step count is predicted faster than {plain} ({best_one}, within the error)"
+
+
 def _sentence(rows: Sequence[Row], now: Row, top: Row) -> str:
-    if top.steps == now.steps:
-        head = f"{now.steps} draft steps are predicted to be the fastest of {rows[0].steps} to {rows[-1].steps}"
+    if _plain_wins(top):
+        head = _off(top)
+    elif top.steps == now.steps:
+        are = "is" if now.steps == 1 else "are"
+        range_ = f"{rows[0].steps} to {rows[-1].steps}"
+        head = f"{counted_steps(now.steps)} {are} predicted to be the fastest of {range_}"
     else:
         gain = 100 * (top.gain.point - 1)
         sure = top.status if top.gain.low > 1 else f"{top.status}, within the error of no gain"
-        head = f"{top.steps} draft steps instead of {now.steps}: {gain:+.0f} % ({sure})"
+        head = f"{counted_steps(top.steps)} instead of {now.steps}: {gain:+.0f} % ({sure})"
     if now.break_even is None or now.speedup is None:
         return f"{head}. Without a baseline nobody can say whether speculation pays."
     costs = f"a cycle costs {now.break_even.point:.2f} baseline steps and yields {now.tokens.point:.2f} tokens"

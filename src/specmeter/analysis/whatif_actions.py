@@ -81,20 +81,26 @@ def actions(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> tupl
     return tuple(sorted(useful, key=lambda a: -_cautious(a.gain))[:COUNT])
 
 
+def counted_steps(steps: int) -> str:
+    """``1 draft step``, ``3 draft steps``."""
+    return f"{steps} draft step{'' if steps == 1 else 's'}"
+
+
 def _cautious(gain: Interval) -> float:
     return (gain.point + max(0.0, gain.low)) / 2
 
 
 def _steps(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Action]:
+    """The best step count, unless it runs already or loses to plain decoding."""
     top = best(rows)
-    if top.steps == evidence.now:
+    if top.steps == evidence.now or (top.speedup is not None and top.speedup.point < 1):
         return []
     now = next(row for row in rows if row.steps == evidence.now)
     why = (
         f"{top.tokens.point:.2f} tokens in {top.cycle_ms.point:.2f} ms instead of "
         f"{now.tokens.point:.2f} in {now.cycle_ms.point:.2f} ms ({top.status})"
     )
-    title = f"{top.steps} draft step{'s' if top.steps > 1 else ''} instead of {evidence.now}"
+    title = f"{counted_steps(top.steps)} instead of {evidence.now}"
     return [Action(title, MEASURED if top.status == "measured" else SETTING, top.gain,
                    commands.setting(top.steps, 1, top.steps + 1), why)]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from specmeter.reporters.language import (
     remark,
     verdict_line,
 )
-from specmeter.reporters.numbers import MISSING, bounds, no_interval, number, percent, point
+from specmeter.reporters.numbers import MISSING, accept_range, bounds, no_interval, number, percent, point
 
 _LETTERS = {"measured": "m", "interpolated": "i", "extrapolated": "x"}
 _KINDS = {"ceiling": "half of all there is to win", "measured": "measured here", "setting": "predicted"}
@@ -97,8 +98,8 @@ def _cells(row: Mapping[str, Any], width: int) -> list[str]:
     if width < NARROW:
         return [steps, point(cycle, 2), point(length, 2), point(speed, 1)]
     cells = [
-        steps, point(cycle, 2), _error(cycle), point(length, 2), _error(length), point(speed, 1), _error(row["gain"]),
-        point(row["break_even_tokens"], 2),
+        steps, point(cycle, 2), _error(cycle), point(length, 2), _error(length, *accept_range(row["steps"])),
+        point(speed, 1), _error(row["gain"]), point(row["break_even_tokens"], 2),
     ]  # fmt: skip
     more = row["one_more_step"]
     if width >= MIDDLE:
@@ -106,9 +107,9 @@ def _cells(row: Mapping[str, Any], width: int) -> list[str]:
     return cells
 
 
-def _error(interval: Mapping[str, Any]) -> str:
+def _error(interval: Mapping[str, Any], floor: float = 0.0, most: float = math.inf) -> str:
     """The wider half of an interval in percent, or a question mark where there is none."""
-    ends = bounds(interval)
+    ends = bounds(interval, floor, most)
     if ends is None or ends[0] <= 0:
         return "?"
     half = 100 * (max(ends[1] / interval["point"], interval["point"] / ends[0]) - 1)
@@ -119,15 +120,22 @@ def _curve_notes(document: Mapping[str, Any], width: int) -> Iterator[Renderable
     yield remark("m measured, i between measured step counts, x extrapolated: not shown by any measurement.")
     if width >= NARROW:
         yield remark("± beside tok/s is the error of its ratio to the present steps, over the same prompts.")
+    if document.get("means"):
+        yield remark(document["means"])
     base = document["baseline_step_ms"]
     if base is None:
         yield remark("No baseline step is known, so there is no break-even (profile measures it by itself).")
     else:
         yield remark(
-            f"Baseline step {base:.3f} ms, {1000 / base:.1f} tok/s; break-even is the accept length that equals it."
+            f"Baseline step {base:.3f} ms, {1000 / base:.1f} tok/s{_off(document)}; break-even is the accept length "
+            "that equals it."
         )
     kept = ", ".join(percent(c) for c in document["acceptance_conditional"])
     yield remark(f"Acceptance by position, if the one before was kept: {kept}")
+
+
+def _off(document: Mapping[str, Any]) -> str:
+    return ", faster than every step count above" if document["best_steps"] == 0 else ""
 
 
 def _verify(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -167,6 +175,8 @@ def _answer(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
         if best["steps"] != here["steps"]:
             speed = point(best["tokens_per_s"], 1)
             yield _item(f"at {best['steps']} steps, the best then: {_gain(best['gain'])}, {speed} tok/s")
+        if best["speedup"] is not None and best["speedup"]["point"] < 1:
+            yield _item("plain decoding would still be faster")
     for line in answer["assumptions"]:
         yield _item(f"assumed: {line}")
 
@@ -184,7 +194,8 @@ def _actions(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     if not found:
         yield heading("Nothing is predicted to help: the present setting is as good as this model can see.")
         return
-    yield heading(f"{len(found)} things to try, the most promising first")
+    yield heading(f"{len(found)} thing{'' if len(found) == 1 else 's'} to try")
+    yield remark("Sorted by the middle between the predicted gain and its lower end: a wide guess does not come first.")
     for number_, action in enumerate(found, 1):
         yield remark(f"{number_}. {action['title']}: {_gain(action['gain'])}, {_KINDS[action['kind']]}")
         yield _item(action["why"], 3)

@@ -43,11 +43,33 @@ def test_speculation_that_does_not_pay_is_to_be_switched_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     law = Law(accept=(0.1, 0.1, 0.1, 0.1), step=5.0)
-    result = explained(capsys, str(write_run(tmp_path / "run", law, [0, 3])))
-    assert "does not pay" in result["sentence"]
+    path = write_run(tmp_path / "run", law, [0, 3])
+    result = explained(capsys, str(path))
+    assert "does not pay" in result["sentence"] and result["best_steps"] == 0
+    said = "Speculation should be off: no step count is predicted faster than plain decoding, "
+    assert result["sentence"].startswith(said) and "(the best, 1 draft step, gives " in result["sentence"]
+    assert not any("instead of" in action["title"] for action in result["actions"])
+    assert main(["explain", str(path), "--what-if", "draft 10 % faster"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "faster than every step count above" in text and "plain decoding would still be faster" in text
+    assert " best " not in text.partition("Draft steps")[2].partition("m measured")[0]
     off = next(action for action in result["actions"] if action["title"] == "speculation off")
     truth = 1 / law.cycle_ms(0) / (law.tokens(3) / law.cycle_ms(3))
     assert off["gain"]["point"] == pytest.approx(truth, rel=0.05)
+
+
+def test_far_from_paying_is_said_without_doubt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = explained(capsys, str(write_run(tmp_path / "run", Law(accept=(0.1, 0.1), extend=9.0), [0, 2])))
+    said = "Speculation should be off: every step count is predicted slower than plain decoding, "
+    assert result["sentence"].startswith(said) and result["actions"][0]["title"] == "speculation off"
+
+
+def test_one_step_is_no_plural_and_the_means_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run", Law(accept=(0.7, 0.05, 0.05)), [0, 1, 2], kind="sweep")
+    assert main(["explain", str(path), "--now", "2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("1 draft step instead of 2: ") and "1 draft steps" not in text
+    assert "count a request's first and last cycle too" in text and "Sorted by the middle between" in text
 
 
 def test_what_ifs_in_the_users_words(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
