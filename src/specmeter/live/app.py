@@ -75,7 +75,7 @@ class Board(ScrollView, can_focus=False):
 class Top(App[None]):
     """Every link of this user, or the ``chosen`` one. Reads rings only; the keys a and d are the sole commands."""
 
-    CSS = "Screen { background: ansi_default; } Board { height: 1fr; } Static { height: 1; }"
+    CSS = "Screen { background: ansi_default; } Board { height: 1fr; } Static { height: 1; } #legend { height: auto; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "arm(True)", "arm"),
@@ -151,7 +151,7 @@ class Top(App[None]):
         server = self._server()
         for key in sorted(server.ranks) if server else ():
             assert server is not None
-            return legend(server.ranks[key].stats.recent(second, self._shown.seconds))
+            return legend(server.ranks[key].stats.recent(second, self._shown.seconds), self.size.width)
         return ""
 
     def _server(self) -> LiveServer | None:

@@ -88,12 +88,19 @@ def bar(recent: Recent, width: int) -> Line:
     return [*line, ("|", "")]
 
 
-def legend(recent: Recent) -> str:
-    """The shares of the bar in words."""
+def legend(recent: Recent, width: int = 0) -> str:
+    """The shares of the bar in words, in lines of at most ``width`` columns (0: one line)."""
     if recent.cycle_ms is None:
         return ""
     parts = [f"{LETTERS[p]}={p} {100 * ms / recent.cycle_ms:.1f} %" for p, ms in recent.phases_ms.items()]
-    return " ".join([*parts, f"?=between points {100 * max(recent.rest_ms, 0.0) / recent.cycle_ms:.1f} %"])
+    lines = [""]
+    for part in (*parts, f"?=between points {100 * max(recent.rest_ms, 0.0) / recent.cycle_ms:.1f} %"):
+        longer = f"{lines[-1]} {part}".lstrip()
+        if not width or len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def plain_text(lines: Sequence[Line]) -> str:

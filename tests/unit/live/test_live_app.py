@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from specmeter.cli import main
 from specmeter.commands import top
@@ -145,6 +146,10 @@ def test_every_terminal_size_is_filled_and_not_overrun(ring: GrowingRing, size: 
         await pilot.pause(0.3)
         board = app.query_one(Board)
         assert all(board.render_line(y).cell_length == size[0] for y in range(board.size.height))
+        said = app.query_one("#legend", Static)
+        lines = str(said.content).splitlines()
+        assert len(lines) == said.size.height and all(len(line) <= size[0] for line in lines)
+        assert "?=between points" in lines[-1] and board.size.height + len(lines) + 1 == size[1]
         assert "DV" in screen(app)
 
     drive(app, steps, size)
@@ -180,6 +185,13 @@ def test_metrics_text_file_of_what_runs(ring: GrowingRing, tmp_path: Path, capsy
     assert counted["specmeter_cycle_duration_seconds_count"] == pytest.approx(116, abs=2)
     assert families["specmeter_break_even_tokens"].samples[0].value == pytest.approx(1.59, abs=0.01)
     assert out.stat().st_mode & 0o777 == 0o600 and list(out.parent.glob("*.part")) == []
+    # What was served before the look is in the ring, and --once shows it.
+    capsys.readouterr()
+    assert main(["metrics", "--once", "--every", "0.3", "--link", "one"]) == 0
+    printed = text_string_to_metric_families(capsys.readouterr().out)
+    held = {s.name: s.value for family in printed for s in family.samples}
+    assert held["specmeter_cycle_duration_seconds_count"] == counted["specmeter_cycle_duration_seconds_count"]
+    assert held["specmeter_armed"] == 1
     assert main(["metrics", "--once", "--every", "0.3", "--textfile", str(tmp_path / "no" / "f")]) == 5
     assert main(["metrics", "--listen", "127.0.0.1:1", "--once"]) == 2
     assert "interrupted" in capsys.readouterr().err

@@ -15,10 +15,11 @@ from specmeter.exports.openmetrics import openmetrics_text
 from specmeter.live import server as server_module
 from specmeter.live.server import LiveServer
 from specmeter.live.tail import Tail
-from specmeter.live.view import Shown, bar, clip, plain_text, rank_lines, server_lines
+from specmeter.live.view import Shown, bar, clip, legend, plain_text, rank_lines, server_lines
 from specmeter.live.watch import LinksHere, Watch
 from specmeter.runtime import layout
 from specmeter.trace import load_rings
+from specmeter.trace.cycles import KINDS
 from tests.support.growing import GrowingRing
 from tests.support.saved_runs import MS, PLAN, cycle, recording
 
@@ -88,8 +89,37 @@ def test_live_totals_are_the_batch_analysis(tmp_path: Path, monkeypatch: pytest.
     rows = rows[rows[:, 0] < len(rank.cycles) - 1]  # the last one has not ended
     assert figures.sequences == len(rows) and figures.tokens == int(rows[:, 1].sum()) + len(rows)
     assert [p.kept for p in figures.positions] == [int((rows[:, 1] > i).sum()) for i in range(2)]
-    # Idle follows the last of each prompt; the first one seen is not whole.
-    assert figures.cycles["plain"] == pytest.approx(115, abs=1) and figures.lost == 0
+    # The first one seen is not whole, and the last has not ended. Each is of one kind, so that they add up.
+    drafted, kind = rank.cycles.drafted[1:-1], np.array(KINDS)[rank.cycles.kind[1:-1]]
+    assert figures.cycles["plain"] == np.count_nonzero((kind == "decode") & (drafted == 0)) > 100
+    assert sum(figures.cycles.values()) == len(kind) and figures.lost == 0
+
+
+def test_armed_is_known_before_the_first_cycle(tmp_path: Path) -> None:
+    ring = GrowingRing(tmp_path / "links", PLAN)
+    live = LiveServer(ring.link)
+    live.poll()
+    (figures,) = live.figures()
+    assert figures.armed is True and (figures.server, figures.rank, figures.cycles) == ("grow", -1, {})
+    ring.report(armed=False, rank=2)
+    live.look()
+    assert [(f.rank, f.armed) for f in live.figures()] == [(2, False)]
+    assert "specmeter_armed" in openmetrics_text(live.figures())
+
+
+@pytest.mark.parametrize("capacity", [4096, 512])
+def test_what_the_ring_holds_counts_where_it_is_asked_for(tmp_path: Path, capacity: int) -> None:
+    ring = GrowingRing(tmp_path / "links", PLAN, capacity=capacity)
+    rows = recording(prompts=4, cycles=30, start=NOW * 1000 * MS)[0]
+    ring.add(rows)
+    fresh, whole = LiveServer(ring.link), LiveServer(ring.link, held=True)
+    for live in (fresh, whole):
+        live.poll()
+    assert fresh.figures()[0].cycles == {}
+    (figures,) = whole.figures()
+    everything = len(load_rings([ring.path], PLAN).main.cycles)
+    assert sum(figures.cycles.values()) == pytest.approx(min(1, capacity * 7 / 8 / len(rows)) * 240, abs=5)
+    assert whole.lost == 0 and sum(figures.cycles.values()) < everything
 
 
 def test_recent_figures_are_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +264,15 @@ def test_the_view_shows_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [drawn.count(letter) for letter in "DVA?"] == pytest.approx([6, 36, 6, 12], abs=1)
     ascii_only = plain_text(server_lines(live, NOW + 4, Shown(width=60, seconds=4, unicode=False)))
     assert ascii_only.isascii()
+
+
+def test_the_legend_is_broken_between_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _ring, live = grown(tmp_path, 40, monkeypatch)
+    (rank,) = live.ranks.values()
+    recent = rank.stats.recent(NOW + 4, 4)
+    whole, broken = legend(recent), legend(recent, 40).splitlines()
+    assert len(broken) > 1 and " ".join(broken) == whole and "?=between points" in broken[-1]
+    assert all(len(line) <= 40 and line.endswith("%") for line in broken) and len(whole) > 40
 
 
 def test_nothing_recent_and_hostile_names_in_the_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
