@@ -22,6 +22,7 @@ from specmeter.trace import Request, Trace, load_rings
 from specmeter.trace.masking import MASK, mask_command, mask_env
 from specmeter.trace.rundir import RunWriter, load
 from specmeter.trace.synthetic import make_plan, make_records, repeat_cycle, write_ring
+from tests.support.saved_runs import save_run
 
 PLAN = make_plan(
     [
@@ -203,6 +204,19 @@ def test_a_saved_run_reads_back(
     assert json.loads(capsys.readouterr().out)["result"]["kind"] == "profile"
     with pytest.raises(SpecmeterError, match="already exists"):
         RunWriter.create(out, [])
+
+
+def test_what_an_interrupted_run_finished_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RunWriter.create(tmp_path / "a demo", ["specmeter", "demo"])
+    writer.child("sweep")
+    (writer.path / "children" / "cut off").mkdir()
+    assert main(["report", str(writer.path)]) == 2
+    assert "record again" in capsys.readouterr().err
+    done = save_run(writer.path / "children" / "profile")
+    assert main(["report", str(writer.path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Complete below it: profile." in said and f"See `specmeter report '{done}'`." in said
+    assert "record again" not in said
 
 
 def test_unknown_schema_and_no_run_exit_2(tmp_path: Path) -> None:

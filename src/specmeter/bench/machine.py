@@ -27,7 +27,10 @@ def busy_warning() -> str | None:
     busy = busy_cores()
     if busy is None or busy < BUSY_CORES:
         return None
-    return f"other work keeps {busy:.1f} cores of this machine busy: times will be longer, and intervals wider"
+    return (
+        f"other work keeps {busy:.1f} cores of this machine busy: times will be longer, and intervals wider; the "
+        "embedded engine is quicker then with fewer threads (--threads 1, as in `specmeter demo --threads 1`)"
+    )
 
 
 def _ticks() -> tuple[int, int, int] | None:

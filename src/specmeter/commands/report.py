@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
 
 MOST_JSON_BYTES = 64 * 1024 * 1024
+MOST_NAMED = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         return _write_page(saved, args.html, args.wiring)
     if not saved.analysis:
-        raise SpecmeterError(
-            f"{args.directory} holds no analysis",
-            f"Its run is {saved.run.get('status', 'of unknown state')}.",
-            "Look into its logs/ and record again.",
-        )
+        raise _without_analysis(saved)
     if args.json:
         document = {
             "schema": "specmeter/report/1",
@@ -62,6 +61,21 @@ def run(args: argparse.Namespace) -> int:
         if saved.run.get("status") != "complete":
             print("This run is not complete: it was cut off.")
     return int(Exit.DONE)
+
+
+def _without_analysis(saved: Run) -> SpecmeterError:
+    """The error that says so, and which of the runs below it can be shown."""
+    below = []
+    for path in sorted((saved.path / "children").glob("*/")):
+        with contextlib.suppress(SpecmeterError):
+            child = load(path)
+            below += [path] if child.analysis and child.run.get("status") == "complete" else []
+    why, then = f"Its run is {saved.run.get('status', 'of unknown state')}.", "Look into its logs/ and record again."
+    if below:
+        why += f" Complete below it: {', '.join(path.name for path in below)}."
+        then = " and ".join(f"`specmeter report {shlex.quote(str(path))}`" for path in below[:MOST_NAMED])
+        then = f"See {then}" + (", and so on." if len(below) > MOST_NAMED else ".")
+    return SpecmeterError(f"{saved.path} holds no analysis", why, then)
 
 
 def _parts(saved: Run) -> dict[str, Run]:

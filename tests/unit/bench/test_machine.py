@@ -17,7 +17,8 @@ def test_a_busy_process_is_seen_and_said() -> None:
         spinner.stdout.readline()
         busy = busy_cores()
         assert busy is not None and busy > BUSY_CORES
-        assert "busy" in (busy_warning() or "")
+        said = busy_warning() or ""
+        assert "busy" in said and "demo --threads 1" in said
     finally:
         spinner.kill()
         spinner.wait()
