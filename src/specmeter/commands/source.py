@@ -11,7 +11,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.recipes.planner import ask_far
+from specmeter.recipes.asking import ask_far
 from specmeter.source.process import Process, inspect
 from specmeter.source.pyfile import SourceError
 

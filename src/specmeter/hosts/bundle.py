@@ -16,7 +16,7 @@ else:
 
 # Commands whose parts run on a bare CPython 3.9 or later.
 COMMANDS = ("source", "plan", "recipe", "run", "arm", "disarm", "status", "attach", "detach", "patch", "check")
-_FOLDERS = ("source", "recipes", "runtime", "control", "attach", "patch")
+_FOLDERS = ("source", "recipes", "runtime", "control")
 _FILES = (
     "__init__.py",
     "errors.py",
@@ -29,7 +29,11 @@ _FILES = (
     "reporters/inert.py",
 )
 # What one command needs beyond that.
-_MORE_FOLDERS = {"check": ("wiring", "checkpoint")}
+_MORE_FOLDERS = {
+    "check": ("wiring", "checkpoint"),
+    **dict.fromkeys(("attach", "detach", "arm", "disarm", "status", "run"), ("attach", "patch")),
+    "patch": ("patch",),
+}
 _MORE_FILES = {"check": ("reporters/check_words.py",)}
 # What a session needs there: the server's guardian, the load generator, the reader of rings.
 RELAY = "relay"
@@ -66,7 +70,7 @@ def bundle(command: str) -> bytes:
         files = sorted([*(root / folder).rglob("*.py"), *(root / folder).rglob("*.toml")])
         names += [path.relative_to(root).as_posix() for path in files]
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in dict.fromkeys(names):
             archive.write(root / name, f"specmeter/{name}")
         for name in _BARE if relay else ():

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specmeter import source
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes import loader
-from specmeter.recipes.far_program import run_program
+from specmeter.recipes.asking import ELSEWHERE, ask_far
 from specmeter.recipes.loader import Recipe
 
-FAR = Path(source.__file__).parent / "far.py"
 # Where several engines are installed together, an engine that serves comes before the one that specmeter itself ships.
 _LAST = "specmeter"
-_ELSEWHERE = "Name the server's own interpreter with --python, or an unpacked wheel or source tree with --path."
 
 
 @dataclass(frozen=True)
@@ -140,34 +137,11 @@ def _tree_holds(path: Path, recipe: Recipe) -> bool:
     return any((place / name).is_dir() for place in places for name in packages)
 
 
-def ask_far(python: Path, request: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run ``source/far.py`` under ``python`` with the request and give its answer.
-
-    Raises SpecmeterError: exit 5 when that Python cannot run it, 3 or 5 with the reason when it answers with a refusal.
-    """
-    answer = run_program(python, FAR, request, env)
-    if "error" in answer:
-        raise _refusal(python, answer["error"])
-    reply: dict[str, Any] = answer["ok"]
-    return reply
-
-
-def _refusal(python: Path, error: Mapping[str, Any]) -> SpecmeterError:
-    near = f" Nearest: {', '.join(error['nearest'])}." if error["nearest"] else ""
-    if error["reached"] == "range":
-        step = "Use a newer specmeter, or give a recipe for this version with --recipe (docs/recipes.md)."
-        return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.REFUSED)
-    if error["reached"] == "version":
-        step = f"{_ELSEWHERE} Where it is there without metadata, say its version: --engine NAME==VERSION."
-        return SpecmeterError(f"{error['reason']}.", next_step=step, exit=Exit.ENVIRONMENT)
-    return SpecmeterError(f"{error['reason']}.{near}", f"Asked of {python}.", _ELSEWHERE, Exit.ENVIRONMENT)
-
-
 def _not_there(python: Path, engine: str, path: Path | None) -> SpecmeterError:
     """The error for an engine of which not even the package was found: one line in place of a refusal a point."""
     return SpecmeterError(
         f"{engine} is not in {path or f'the environment of {python}'}: no package of its recipe is there.",
-        next_step=_ELSEWHERE,
+        next_step=ELSEWHERE,
         exit=Exit.ENVIRONMENT,
     )
 

@@ -11,8 +11,8 @@ import pytest
 from specmeter.hosts.bundle import RELAY, bundle
 
 OLDEST = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python"))
-# Run by the server or the client themselves, or needed by `check --probe` alone, which is refused there.
-NOT_IMPORTED = ("far_start", "sitecustomize", "runtime.plugin", "patch.start")
+# Programs and parts that the server or the client run by themselves, or needed by `check --probe` alone, which is refused there.
+NOT_IMPORTED = ("far_start", "sitecustomize", "runtime.plugin", "patch.start", "source.far", "patch.far")
 REFUSED_THERE = ("numeric", "numeric_run", "scan", "probe", "measure")
 PROGRAM = """
 import importlib, pathlib, sys, zipfile

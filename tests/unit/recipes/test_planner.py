@@ -15,7 +15,8 @@ from test_recipe_schema import GOOD
 
 from specmeter import cli, source
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.recipes.planner import ask_far, build_plan, survey
+from specmeter.recipes.asking import ask_far
+from specmeter.recipes.planner import build_plan, survey
 from tests.support.recipes import install
 
 PYTHON = Path(sys.executable)
