@@ -13,7 +13,7 @@ from specmeter import __version__
 from specmeter.commands.source import process_of
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.planner import survey
-from specmeter.reporters.terminal import print_lines
+from specmeter.reporters.lines import show_lines
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         document = {"schema": "specmeter/plan/1", "version": __version__, "command": "plan"}
         print(json.dumps({**document, "result": plan, "warnings": []}))
     else:
-        print_lines("\n".join(_plan_lines(plan)))
+        show_lines("\n".join(_plan_lines(plan)))
     missing = [item for item in plan["refused"] if item["required"]]
     return int(Exit.FINDING if missing else Exit.DONE)
 

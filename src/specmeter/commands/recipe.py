@@ -12,7 +12,7 @@ from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes import loader
 from specmeter.recipes.planner import survey
-from specmeter.reporters.terminal import print_lines
+from specmeter.reporters.lines import show_lines
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def _list(args: argparse.Namespace) -> int:
         for row in rows:
             ranges = "; ".join(str(item) or "every version" for item in row["ranges"])
             lines.append(f"{row['engine']:10} {ranges:18} {row['points']:3} points  {row['about']}")
-        print_lines("\n".join(lines))
+        show_lines("\n".join(lines))
     return int(Exit.DONE)
 
 

@@ -27,6 +27,7 @@ _FILES = (
     "commands/link_options.py",
     "reporters/__init__.py",
     "reporters/inert.py",
+    "reporters/lines.py",
 )
 # What one command needs beyond that.
 _MORE_FOLDERS = {

@@ -29,7 +29,7 @@ for name in names:
 """
 
 
-@pytest.mark.parametrize("command", [RELAY, "check", "run", "attach", "patch"])  # the others are parts of these
+@pytest.mark.parametrize("command", [RELAY, "check", "run", "attach", "patch", "plan", "recipe"])  # others are parts
 def test_everything_that_is_sent_can_be_imported_there(command: str, tmp_path: Path) -> None:
     python = str(OLDEST[0]) if OLDEST else sys.executable
     archive = tmp_path / "sent.zip"
