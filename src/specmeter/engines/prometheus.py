@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+MOST = 1e30  # no counter of a server is above it, and sums of such values stay finite
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?\s*')
 
@@ -21,7 +21,7 @@ class Sample:
 
 
 def parse_metrics(text: str) -> Iterator[Sample]:
-    """The samples of a ``/metrics`` text; lines that are no sample, and values that are not finite, are skipped."""
+    """The samples of a ``/metrics`` text; lines that are no sample, NaN and values beyond MOST are skipped."""
     for line in text.splitlines():
         match = _SAMPLE.match(line.strip())
         if line.startswith("#") or match is None:
@@ -30,7 +30,7 @@ def parse_metrics(text: str) -> Iterator[Sample]:
             value = float(match.group(3))
         except ValueError:
             continue
-        if math.isfinite(value):
+        if abs(value) < MOST:  # false for NaN too
             yield Sample(match.group(1), dict(_LABEL.findall(match.group(2) or "")), value)
 
 
@@ -56,7 +56,8 @@ class Metrics:
         """A counter with a position label as a tuple, positions counted from the lowest seen; empty if absent."""
         found: dict[int, float] = {}
         for sample in self.samples.get(name, []):
-            if sample.labels.get(label, "").isdigit():
-                position = int(sample.labels[label])
+            text = sample.labels.get(label, "")
+            if text.isdecimal() and len(text) < 10:
+                position = int(text)
                 found[position] = found.get(position, 0.0) + sample.value
         return tuple(round(found[position]) for position in sorted(found))

@@ -72,7 +72,7 @@ class SglangEngine:
         states = info.get("internal_states")
         if length is None and isinstance(states, list) and states and isinstance(states[0], dict):
             found = states[0].get("avg_spec_accept_length")
-            length = float(found) if isinstance(found, int | float) else None
+            length = float(found) if isinstance(found, int | float) and 0 <= found < 1e6 else None
         return Counters(
             cycles=scrape.total("sglang:spec_verify_calls"),
             generated=scrape.total("sglang:generation_tokens"),

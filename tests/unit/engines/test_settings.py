@@ -135,6 +135,13 @@ def test_sglang_gauge_from_metrics_or_info() -> None:
     info = {"internal_states": [{"avg_spec_accept_length": 3.25}]}
     assert engine.counters("", info).mean_accept_length == 3.25
     assert engine.counters("", {}).mean_accept_length is None
+    for senseless in (10**400, -1, float("nan")):
+        assert engine.counters("", {"internal_states": [{"avg_spec_accept_length": senseless}]}) == Counters()
+
+
+def test_senseless_metrics_are_skipped() -> None:
+    metrics = Metrics(f'a 1e308\na{{x="1"}} 1e308\nb{{position="\u00b2"}} 3\nb{{position="{"1" * 5000}"}} 3\nb 2')
+    assert metrics.total("a") is None and metrics.by_position("b") == () and metrics.total("b") == 8
 
 
 @pytest.mark.parametrize(
