@@ -22,14 +22,16 @@ from specmeter.reporters.html import page, write_page
 from specmeter.reporters.html.acceptance_charts import groups_by_kind, groups_by_length, kind_of
 from specmeter.reporters.html.facts import cycles_by_rank, histogram, phase_times
 from specmeter.reporters.html.markup import table, text
+from specmeter.reporters.html.profile_section import key_figures
 from specmeter.reporters.html.repeat_section import repeat_section
+from specmeter.reporters.html.sweep_section import sweep_figures
 from specmeter.reporters.html.timeline import baseline_parts, pick_samples, timeline_charts
 from specmeter.reporters.html.tune_section import read_trials
 from specmeter.runtime import layout
 from specmeter.trace.masking import MASK
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.tables import read_windows, write_table
-from tests.support.report_documents import MS, record, save
+from tests.support.report_documents import MS, profile, record, save, sweep
 from tests.support.saved_runs import recording, save_run
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
@@ -76,6 +78,15 @@ def test_the_page_is_one_file_with_one_allowed_script(run: specmeter.Run, tmp_pa
     kinds, count = run.analysis["cycle"]["kinds"], run.analysis["cycle"]["count"]
     assert kinds["decode"] > count and f"those of the baseline included: {kinds['decode']} decode" in whole
     assert f"Times are over the {count} decode cycles of the profiled setting" in whole
+
+
+def test_much_time_left_out_as_stalls_stands_above_the_key_figures(tmp_path: Path) -> None:
+    for percent, above in ((34.2, True), (19.0, False)):
+        stalled = {"cycles": 12, "percent_of_time": percent, "limit_ms": 80.0}
+        document, swept = profile(tmp_path / "p"), sweep(tmp_path / "s")
+        document["cycle"]["stalled"] = swept["arms"][1]["stalled"] = stalled
+        for head in (key_figures(document), sweep_figures(swept)):
+            assert ("left out of the times as stalls" in head.partition("card")[0]) == above
 
 
 def test_tables_give_the_chosen_cycles_with_and_without_pyarrow(

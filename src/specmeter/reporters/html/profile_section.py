@@ -269,13 +269,13 @@ def _sure(document: Document, ranks: Sequence[Cycles], prefix: str) -> Section:
         )
     dropped = ", ".join(f"{count} {why}" for why, count in cycle["dropped"].items())
     kinds = ", ".join(f"{count} {kind}" for kind, count in cycle["kinds"].items() if count)
-    lost = document["records"]
+    lost, stalled = document["records"], stalled_line(cycle.get("stalled"))
     section.add(
         paragraph(
             f"Cycles by kind, those of the baseline included: {kinds or 'none'}. Times are over the {cycle['count']} "
             f"decode cycles of the profiled setting. Left out: {dropped or 'nothing'}."
         ),
-        *([paragraph(f"{stalled_line(cycle.get('stalled'))}")] if stalled_line(cycle.get("stalled")) else []),
+        *([paragraph(stalled)] if stalled and not mostly_stalled(cycle.get("stalled")) else []),
         paragraph(f"Records: {lost['count']} read, {lost['overwritten']} overwritten, {lost['holes']} incomplete."),
     )
     if document["refused"]:

@@ -8,7 +8,7 @@ from typing import Any
 from specmeter.reporters.html import speed_charts
 from specmeter.reporters.html.markup import Section, beside, cards, figure, paragraph, table
 from specmeter.reporters.html.prediction import predict
-from specmeter.reporters.numbers import number, point, span, stalled_line, units
+from specmeter.reporters.numbers import mostly_stalled, number, point, span, stalled_line, units
 from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
@@ -34,7 +34,8 @@ def sweep_figures(document: Document) -> str:
                 f"95 % {span(speed, 1)}",
             )
         )
-    return cards(facts)
+    stalls = [(row["setting"], mostly_stalled(row.get("stalled"))) for row in document["arms"]]
+    return "".join(paragraph(f"{name}: {said}", "note") for name, said in stalls if said) + cards(facts)
 
 
 def _reference(document: Document) -> str:
@@ -75,7 +76,7 @@ def sweep_sections(document: Document, profiles: Mapping[str, Run], prefix: str 
             section.add(paragraph(f"{row['setting']}: {row['failed']} requests failed.", "note"))
         if row["reason"]:
             section.add(paragraph(f"{row['setting']}: {row['reason']}"))
-        if stalled_line(row.get("stalled")):
+        if stalled_line(row.get("stalled")) and not mostly_stalled(row.get("stalled")):
             section.add(paragraph(f"{row['setting']}: {stalled_line(row.get('stalled'))}"))
         drift = row["drift"]
         if drift and drift["p_value"] < 0.01:
