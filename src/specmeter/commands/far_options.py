@@ -60,9 +60,9 @@ def _sessions(args: argparse.Namespace) -> Iterator[list[There]]:
         yield places
         return
     from specmeter.hosts.address import parse
+    from specmeter.hosts.client import signals_end_it
     from specmeter.hosts.place import There
     from specmeter.hosts.relay import Relay
-    from specmeter.hosts.session import signals_end_it
 
     hosts = [parse(name) for name in names]
     with signals_end_it():

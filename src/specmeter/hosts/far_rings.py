@@ -34,7 +34,7 @@ def unpack(data: bytes) -> bytes:
     size = layout.RECORD_SIZE
     plain = unpacked(data, PIECE * size)
     if len(plain) % size:
-        raise ValueError("no whole records")
+        raise ValueError("It holds no whole records")
     count = len(plain) // size
     out = bytearray(len(plain))
     for place in range(size):
@@ -48,11 +48,11 @@ def unpacked(data: bytes, most: int) -> bytes:
     try:
         plain = packed.decompress(data, most + 1)
     except zlib.error as error:
-        raise ValueError(f"it cannot be unpacked: {error}") from None
+        raise ValueError(f"It cannot be unpacked: {error}") from None
     if len(plain) > most:
-        raise ValueError(f"it is longer than {most} bytes")
+        raise ValueError(f"It is longer than {most} bytes")
     if not packed.eof:
-        raise ValueError("it has no end")
+        raise ValueError("It has no end")
     return plain
 
 

@@ -276,9 +276,9 @@ def _events(payload: bytes) -> list[bytes]:
     head, _, data = unpacked(payload, _MOST_ANSWER).partition(b"\n")
     lengths = json.loads(head)
     if not isinstance(lengths, list) or not all(type(length) is int and length >= 0 for length in lengths):
-        raise ValueError("it has no lengths")
+        raise ValueError("It has no lengths")
     if sum(lengths) != len(data):
-        raise ValueError("its lengths are not those of its data")
+        raise ValueError("Its lengths are not those of its data")
     ends = list(itertools.accumulate(lengths))
     return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 

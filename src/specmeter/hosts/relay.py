@@ -15,20 +15,10 @@ from typing import IO, Any
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import Host
 from specmeter.hosts.bundle import RELAY
+from specmeter.hosts.client import MOST_NOISE, START_S, NotBegun, end_client, read_in_time, start_client
 from specmeter.hosts.far_relay import GONE_S
 from specmeter.hosts.frames import Frames, Message, StreamDamaged
-from specmeter.hosts.session import (
-    MOST_NOISE,
-    START_S,
-    Errors,
-    NotBegun,
-    end_client,
-    not_begun,
-    read_in_time,
-    send,
-    start_client,
-    unreachable,
-)
+from specmeter.hosts.session import Errors, not_begun, send, unreachable
 from specmeter.hosts.shapes import check_answer, check_event, check_frame, far_error
 
 BEAT_S = 10.0
@@ -64,8 +54,9 @@ class Relay:
         self._listeners: dict[str, OnEvent] = {}
         self._closing = False
         self._lock = threading.Lock()
-        self._child = start_client(host, python)
+        self._child, held = start_client(host, python)
         try:
+            held.release()
             self._open(python)
         except BaseException:
             end_client(self._child, 0.0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
-import select
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -18,20 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import SSH_OPTIONS, Host
 from specmeter.hosts.bundle import COMMANDS, RELAY, bundle
+from specmeter.hosts.client import MOST_NOISE, START_S, NotBegun, end_client, read_in_time, signals_end_it, start_client
 from specmeter.hosts.dispatch import FROM_HERE
 from specmeter.reporters.inert import inert_lines
 
-# The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
-_BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
 _END_WAIT_S = 15
 _ERRORS_WAIT_S = 2  # a control master of ssh stays, and holds the stream open
-# What a client may take, and print, before our first words come from the other side.
-START_S = 60.0
-MOST_NOISE = 1 << 20
 _LINE = 1 << 16
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
@@ -54,11 +46,12 @@ def run_on(host: Host, python: str, arguments: Sequence[str]) -> int:
 
 def _run_on(host: Host, python: str, arguments: Sequence[str], command: str) -> int:
     token = secrets.token_hex(8)
-    child = start_client(host, python)
+    child, held = start_client(host, python)
     assert child.stdin and child.stdout and child.stderr
     reader, late = _Reader(child.stdout, token), ""
+    errors = Errors(child.stderr, token)
     try:
-        errors = Errors(child.stderr, token)
+        held.release()
         writer = threading.Thread(target=send, args=(child.stdin, token, python, arguments, command), daemon=True)
         writer.start()
         reader.copy()
@@ -86,60 +79,6 @@ def _run_on(host: Host, python: str, arguments: Sequence[str], command: str) -> 
     if Exit.USAGE <= reader.code <= Exit.ENVIRONMENT and any(line.startswith("specmeter: ") for line in errors.lines):
         print(f"  on:   {inert_lines(host.name)}", file=sys.stderr)  # below the error that came from there
     return reader.code
-
-
-def start_client(host: Host, python: str) -> subprocess.Popen[bytes]:
-    """The local client that runs ``python`` there, its three streams piped. Raises SpecmeterError (exit 5)."""
-    try:
-        return subprocess.Popen(
-            host.command([python, "-u", "-c", _BOOT]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # an interrupt is passed on by ending the stream, so that the far side tidies up
-        )
-    except OSError as error:
-        raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
-
-
-class NotBegun(Exception):
-    """The other side has not begun: it took too long, or printed too much before it did."""
-
-
-def read_in_time(stream: IO[bytes], size: int, until: float) -> bytes:
-    """At most ``size`` bytes of an unread pipe, none at its end. Raises NotBegun at ``until``, of time.monotonic."""
-    left = until - time.monotonic()
-    if left <= 0 or not select.select([stream], [], [], left)[0]:
-        raise NotBegun(f"did not begin within {START_S:g} s")
-    return os.read(stream.fileno(), size)
-
-
-def end_client(child: subprocess.Popen[bytes], within_s: float) -> int:
-    """Wait so long for the client's end, then kill it and all that it has started here; gives its exit code."""
-    try:
-        if within_s:
-            return child.wait(within_s)
-    except subprocess.TimeoutExpired:
-        pass
-    except BaseException:
-        _kill_group(child)
-        raise
-    _kill_group(child)
-    return child.wait()
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    # It leads a group of its own, and is not reaped yet: the number is no other's. A control master of ssh that stays
-    # is in another one.
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
-def signals_end_it() -> contextlib.AbstractContextManager[None]:
-    """The client must not outlive a command that a signal ends. Signals are the main thread's."""
-    main = threading.current_thread() is threading.main_thread()
-    return terminations_interrupt() if main else contextlib.nullcontext()
 
 
 def send(stream: IO[bytes], token: str, python: str, arguments: Sequence[str], command: str) -> None:

@@ -27,7 +27,8 @@ def check_frame(message: Message) -> None:
     """Every message is an answer to a number or an event with a name. Raises StreamDamaged."""
     fine = _integer(message["id"]) if "id" in message else isinstance(message.get("event"), str)
     if not fine:
-        raise StreamDamaged(", ".join(map(str, message))[:80].encode("utf-8", "replace"))
+        fields = [f"{key[:20]}: {_shown(value)}" for key, value in list(message.items())[:2]]
+        raise StreamDamaged("{{{}}}".format(", ".join(fields)).encode("utf-8", "replace"))
 
 
 def check_answer(op: str, answer: Any) -> None:

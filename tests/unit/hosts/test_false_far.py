@@ -19,8 +19,8 @@ from specmeter import cli
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.prompts import Prompt
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts import client, session
 from specmeter.hosts import relay as relay_module
-from specmeter.hosts import session
 from specmeter.hosts.address import Host
 from specmeter.hosts.address import parse as parse_host
 from specmeter.hosts.far_rings import pack, unpack
@@ -272,29 +272,44 @@ def alive(mark: str) -> list[int]:
 def test_a_client_that_never_begins_is_ended(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "START_S", 0.3)
-    monkeypatch.setattr(relay_module, "START_S", 0.3)
-    assert cli.main(["--on", "sh -c 'sleep 1007.25; true'", *command]) == 5
+    for module in (client, session, relay_module):
+        monkeypatch.setattr(module, "START_S", 0.3)
+    mark = f"{os.getpid()}.25"
+    assert cli.main(["--on", f"sh -c 'sleep {mark}; true'", *command]) == 5
     assert "did not begin within 0.3 s" in capsys.readouterr().err
-    until(lambda: not alive("1007.25"), "the client's end")
+    until(lambda: not alive(mark), "the client's end")
 
 
 @pytest.mark.parametrize("command", [["status"], ["bench", "--url", "http://127.0.0.1:9"]])
 def test_noise_before_the_beginning_has_an_end(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--on", "sh -c 'yes 1007.5'", *command]) == 5
+    mark = f"{os.getpid()}.5"
+    assert cli.main(["--on", f"sh -c 'yes {mark}'", *command]) == 5
     assert "printed 1 MiB and did not begin" in capsys.readouterr().err
-    until(lambda: not alive("1007.5"), "the client's end")
+    until(lambda: not alive(mark), "the client's end")
+
+
+# A test run in the background may have these ignored, and what it starts too.
+AS_EVER = (
+    "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from specmeter.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_takes_the_client_along(number: int) -> None:
-    mark = f"1007.{number}625"
-    words = [sys.executable, "-m", "specmeter", "--on", f"sh -c 'sleep {mark}; true'", "status"]
+    mark = f"{os.getpid()}.{number}"
+    words = [sys.executable, "-c", AS_EVER, "--on", f"sh -c 'sleep {mark}; true'", "status"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as child:
-        until(lambda: alive(mark), "the client")
-        os.kill(child.pid, number)
-        assert child.wait(20) == 130
-    until(lambda: not alive(mark), "the client's end")
+        try:
+            until(lambda: alive(mark), "the client")
+            os.kill(child.pid, number)
+            assert child.wait(20) == 130
+            until(lambda: not alive(mark), "the client's end")
+        finally:
+            child.kill()
+            for pid in alive(mark):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_no_word_of_an_error_commands_the_terminal(

@@ -1,0 +1,101 @@
+"""The local client of another host: its start, how long it may take to begin, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from typing import IO, Any
+
+from specmeter.control.signals import TERMINATING, terminations_interrupt
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts.address import Host
+
+# The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
+_BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
+# What a client may take, and print, before our first words come from the other side.
+START_S = 60.0
+MOST_NOISE = 1 << 20
+
+
+class Held:
+    """Signals that would interrupt us wait from here to ``release``, which then raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        self._old: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in TERMINATING:
+                if callable(signal.getsignal(number)):
+                    self._old[number] = signal.signal(number, lambda number, _frame: self._came.append(number))
+
+    def release(self) -> None:
+        """Signals count as before."""
+        while self._old:
+            signal.signal(*self._old.popitem())
+        if self._came:
+            raise KeyboardInterrupt
+
+
+def start_client(host: Host, python: str) -> tuple[subprocess.Popen[bytes], Held]:
+    """The local client that runs ``python`` there, its three streams piped. Raises SpecmeterError (exit 5).
+
+    Signals are held until the caller has it in hand and releases them: else one could leave it behind.
+    """
+    held = Held()
+    try:
+        child = subprocess.Popen(
+            host.command([python, "-u", "-c", _BOOT]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # an interrupt is passed on by ending the stream, so that the far side tidies up
+        )
+    except OSError as error:
+        held.release()
+        raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+    return child, held
+
+
+class NotBegun(Exception):
+    """The other side has not begun: it took too long, or printed too much before it did."""
+
+
+def read_in_time(stream: IO[bytes], size: int, until: float) -> bytes:
+    """At most ``size`` bytes of an unread pipe, none at its end. Raises NotBegun at ``until``, of time.monotonic."""
+    left = until - time.monotonic()
+    if left <= 0 or not select.select([stream], [], [], left)[0]:
+        raise NotBegun(f"did not begin within {START_S:g} s")
+    return os.read(stream.fileno(), size)
+
+
+def end_client(child: subprocess.Popen[bytes], within_s: float) -> int:
+    """Wait so long for the client's end, then kill it and all that it has started here; gives its exit code."""
+    try:
+        if within_s:
+            return child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        pass
+    except BaseException:
+        _kill_group(child)
+        raise
+    _kill_group(child)
+    return child.wait()
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    # It leads a group of its own, and is not reaped yet: the number is no other's. A control master of ssh that stays
+    # is in another one.
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def signals_end_it() -> contextlib.AbstractContextManager[None]:
+    """The client must not outlive a command that a signal ends. Signals are the main thread's."""
+    main = threading.current_thread() is threading.main_thread()
+    return terminations_interrupt() if main else contextlib.nullcontext()
