@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,9 +56,10 @@ def asked(mode: str, op: str = "find") -> SpecmeterError:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(20)
+    asking.join(10)
+    waits = asking.is_alive()
     relay.close()
-    assert not asking.is_alive(), "it waits for ever"
+    assert not waits, "it waits for ever"
     assert len(said) == 1 and isinstance(said[0], SpecmeterError), said
     assert "ssh://false" in said[0].what
     return said[0]
@@ -234,8 +236,25 @@ def test_records_that_are_none_are_refused() -> None:
 
 
 def test_a_few_packed_bytes_do_not_fill_the_memory() -> None:
-    with pytest.raises(ValueError, match="longer"):
-        unpack(zlib.compress(b"\0" * (1 << 24)))
+    packed = zlib.compress(b"\0" * (1 << 24))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="longer"):
+            unpack(packed)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_event_without_its_fields_is_a_fault() -> None:
+    relay = session_with("silent")
+    there = There(relay)
+    try:
+        relay._hear({"event": "ring", "link": "l"}, header(64))
+        with pytest.raises(SpecmeterError, match="The far side sent a malformed 'ring' event"):
+            relay.check_fault()
+    finally:
+        there.close()
 
 
 def test_the_first_fault_is_the_one_that_is_told() -> None:
