@@ -11,7 +11,7 @@ import pytest
 from specmeter.hosts.bundle import RELAY, bundle
 
 OLDEST = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python"))
-# Programs and parts that the server or the client run by themselves, or needed by `check --probe` alone, which is refused there.
+# Run by the server or the client themselves, or needed by `check --probe` alone, which is refused there.
 NOT_IMPORTED = ("far_start", "sitecustomize", "runtime.plugin", "patch.start", "source.far", "patch.far")
 REFUSED_THERE = ("numeric", "numeric_run", "scan", "probe", "measure")
 PROGRAM = """
