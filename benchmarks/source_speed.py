@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus_fetch import fetch
 
 from specmeter.recipes import loader
-from specmeter.recipes.planner import FAR
+from specmeter.recipes.asking import FAR
 
 RELEASE = "sglang==0.5.23"
 LIMITS_MS = {

@@ -15,7 +15,8 @@ def main() -> None:
     spec = {"method": "eagle3", "model": job["head"], "num_speculative_tokens": job["steps"]} if job["steps"] else None
     llm = LLM(
         job["model"], dtype="bfloat16", max_model_len=2048, max_num_seqs=1, enforce_eager=job["eager"],
-        speculative_config=spec, disable_log_stats=True, gpu_memory_utilization=0.4,  # of the machine: only a check here
+        speculative_config=spec, disable_log_stats=True,
+        gpu_memory_utilization=0.4,  # of the machine: only a check here
     )  # fmt: skip
     seconds = []
     llm.generate([{"prompt_token_ids": job["prompts"][0]}], SamplingParams(temperature=0, max_tokens=16))
