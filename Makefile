@@ -28,7 +28,7 @@ unit: setup  ## Unit tests
 	$(PYTHON) -m pytest tests/unit
 
 integration: setup  ## Tests with the real model and real servers
-	$(PYTHON) -m pytest tests/integration tests/gpu
+	$(PYTHON) -m pytest tests/integration
 
 check: lint types  ## Everything that must pass before a commit lands
 	$(PYTHON) -m pytest tests
