@@ -22,6 +22,7 @@ import pytest
 from tests.integration.test_patch import RECIPE, WORKER
 from tests.support.children import until
 from tests.support.loopback_ssh import USABLE, WHY_NOT, Loopback, free_port, loopback_sshd
+from tests.support.recipes import install
 
 pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(120)]
 LOOP = """
@@ -86,11 +87,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 def make_engine(folder: Path) -> Path:
     """The engine ``fork`` installed in ``folder``/lib, its recipe, and a program that uses it without end."""
-    (folder / "lib" / "fork").mkdir(parents=True)
-    (folder / "lib" / "fork" / "__init__.py").write_text("")
-    (folder / "lib" / "fork" / "worker.py").write_text(WORKER)
-    (folder / "lib" / "fork-1.5.dist-info").mkdir()
-    (folder / "lib" / "fork-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    install(folder / "lib", "fork", {"worker": WORKER})
     (folder / "my.toml").write_text(RECIPE)
     (folder / "loop.py").write_text(LOOP)
     return folder

@@ -20,6 +20,7 @@ import pytest
 from specmeter import cli
 from tests.integration.test_patch import RECIPE, WORKER
 from tests.support.children import until
+from tests.support.recipes import install
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 pytestmark = pytest.mark.skipif(
@@ -109,11 +110,7 @@ def path(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    (tmp_path / "lib" / "fork").mkdir(parents=True)
-    (tmp_path / "lib" / "fork" / "__init__.py").write_text("")
-    (tmp_path / "lib" / "fork" / "worker.py").write_text(WORKER)
-    (tmp_path / "lib" / "fork-1.5.dist-info").mkdir()
-    (tmp_path / "lib" / "fork-1.5.dist-info" / "METADATA").write_text("Version: 1.5\n")
+    install(tmp_path / "lib", "fork", {"worker": WORKER})
     (tmp_path / "my.toml").write_text(RECIPE)
     (tmp_path / "loop.py").write_text(LOOP)
     return tmp_path
