@@ -21,6 +21,12 @@ BASE = [sys.executable, "-m", "specmeter"]
 SMALL = ["--requests", "2", "--blocks", "3", "--max-tokens", "12", "--threads", "1", "--confirm-blocks", "2"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def running_before() -> frozenset[int]:
+    """What other files left for good: multiprocessing's resource tracker ends with the whole suite."""
+    return frozenset(descendants(os.getpid()))
+
+
 def _run(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=260, check=False)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-3000:])
@@ -131,5 +137,6 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_nothing_of_this_file_is_left_running() -> None:
-    assert not [pid for pid in descendants(os.getpid()) if _alive(pid)]
+def test_nothing_of_this_file_is_left_running(running_before: frozenset[int]) -> None:
+    left = [pid for pid in descendants(os.getpid()) if pid not in running_before and _alive(pid)]
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
