@@ -27,7 +27,8 @@ PR_SET_CHILD_SUBREAPER = 36
 GONE_CALLER_GRACE_S = 3.0
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one argument; where the system has none, nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -75,7 +76,7 @@ class Guardian:
     """One server: started, watched, and ended together with everything that it started."""
 
     def __init__(self, command: list[str], log_path: Path) -> None:
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         with log_path.open("ab", buffering=0) as log:
             self.child = subprocess.Popen(
                 command,
@@ -83,7 +84,7 @@ class Guardian:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         self.exit_code: int | None = None
         self.buffer = b""
