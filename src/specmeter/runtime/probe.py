@@ -73,7 +73,7 @@ class Recorder:
     """One process's writer: ring, lanes, cycle counter, and the begin and end functions of each point.
 
     ``open_ring`` makes the ring at the first record. ``on_fault(point, error)`` is told of a failure in a probe, and
-    ``on_cycle(cycle)`` may change which probes are in; both may raise nothing.
+    ``on_cycle(cycle)`` may change which probes are in, ``on_deep(cycle)`` begin or end a deep window; none may raise.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Recorder:
         self.refused_values: Dict[int, str] = {}
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
+        self.on_deep: Optional[Callable[[int], None]] = None
         self.events: Optional[EventClock] = None
         self._open_ring = open_ring
         self._opening = RLock()
@@ -172,6 +173,8 @@ class Recorder:
                         cycle = cycle + 1 & 0xFFFFFFFF
                         if recorder.events is not None:
                             recorder.events.drain()
+                        if recorder.on_deep is not None:
+                            recorder.on_deep(cycle)
                         if recorder.on_cycle is not None:
                             recorder.on_cycle(cycle, time.perf_counter_ns())
                     except Exception as error:

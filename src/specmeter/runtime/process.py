@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 from . import compilers, forks, layout, report
 from .arming import Arming
 from .control import ControlLine
+from .deep import Deep
 from .hook import ImportHook
 from .knobs import Knobs
 from .loading import CannotLoad, load_code
@@ -42,6 +43,7 @@ class Runtime:
         self.recorder = Recorder(self._open_ring, self._fault, self._news)
         self.arming = Arming(self.recorder, self._note, self._news)
         self.knobs = Knobs({}, self.recorder.write, self._news)
+        self.deep = Deep(link, self.recorder, self._news)
         names = [name[:-4] for name in os.listdir(os.path.join(link, "code")) if name.endswith(".bin")]
         self._hook = ImportHook(names, self.imported, self._unwatched)
         self._tracer_hook = ImportHook(compilers.TRACER_MODULES, self.arming.tracer_loaded, lambda *_: None)
@@ -82,6 +84,8 @@ class Runtime:
 
     def _at_exit(self) -> None:
         try:
+            self.deep.end("the process ends")
+            self.deep.wait_ended()
             if not self.detached:
                 self._write_report()
         except Exception:
@@ -153,6 +157,7 @@ class Runtime:
             self.arming.put(armed)
             if not armed:
                 self.knobs.want({})
+                self.deep.end("the probes were taken out")
             self._beat_by = time.perf_counter() + self._watchdog_s if armed and self._watchdog_s else None
 
     def _hurried(self) -> bool:
@@ -171,6 +176,8 @@ class Runtime:
                 self._read_state_safely(word, rest)
             elif word == "set":
                 self._set_knobs(int(rest[0]))
+            elif word == "deep":
+                self.generation = self.deep.command(self.arming.armed)
             self._write_report()
         except Exception as error:
             self._note(f"control line {line!r}", error)
@@ -285,6 +292,7 @@ class Runtime:
             self.arming.lock = RLock()
             self.recorder.reset()
             self.knobs.renew()
+            self.deep.forked()
             if self._line is not None and not self.detached:
                 self._line.close(unlink=False)
                 self._open_line()

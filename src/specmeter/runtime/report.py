@@ -43,6 +43,7 @@ def describe(runtime: Any) -> Dict[str, Any]:
         "device_events": events.describe() if events is not None else None,
         "ring": os.path.basename(ring.path) if ring is not None else None,
         "knobs": runtime.knobs.describe(),
+        "deep": runtime.deep.describe(),
         "faults": runtime.faults,
     }
 
