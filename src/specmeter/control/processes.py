@@ -169,6 +169,11 @@ def beat(link: Link) -> None:
         _send(process.fifo, "beat")
 
 
+def tell(link: Link, line: str, generation: int, timeout_s: float) -> Ack:
+    """Send a control line of that generation to every live process of the link, and wait for their answers."""
+    return _tell(link, line, generation, timeout_s)
+
+
 def _tell(link: Link, line: str, generation: int, timeout_s: float) -> Ack:
     targets = [process for process in processes(link, alive_only=True) if not process.report.get("detached")]
     for process in targets:
