@@ -67,7 +67,8 @@ class DeepWindow:
     ``cost`` says what the window did to the cycle (``trace.deep_cost``). ``clock_error_ns`` bounds how far the
     profiler's times may be off the probes', after fitting. ``on_cpu``: there was no device, and the entries are
     operators on the host, with the thread as their stream and the time outside of operators that they call as theirs.
-    ``notes`` are sentences that a report has to show.
+    ``notes`` are sentences that a report has to show, ``setting`` is that of the requests that ran (``baseline``: plain
+    decoding), empty where it is the server's own.
     """
 
     pid: int
@@ -85,6 +86,7 @@ class DeepWindow:
     clock_error_ns: int = 0
     on_cpu: bool = False
     notes: tuple[str, ...] = ()
+    setting: str = ""
 
     def __post_init__(self) -> None:
         _check(self.kernels, KERNEL_COLUMNS, len(self.names), "kernels")
