@@ -24,9 +24,9 @@ def window_cost(
 ) -> dict[str, Any]:
     """Mean cycle inside the window and outside of it, ns, with 95 % intervals (bootstrap over cycles), and their ratio.
 
-    ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both) and ``ratio`` are ``{"low", "point", "high",
-    "n"}`` or None; ``reason`` says why there is no ratio. ``*_s`` are the seconds that each part took, ``lost_ns`` what
-    the cycles that overlap each part took beyond the mean outside.
+    ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both) and ``ratio`` are intervals (``low``, ``point``,
+    ``high``, ``level``, ``method``, ``n``, ``unit``) or None; ``reason`` says why there is no ratio. ``*_s`` are the
+    seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean outside.
     """
     length = np.diff(host.starts)
     start, end, number = host.starts[:-1], host.starts[1:], host.numbers[:-1]
@@ -94,18 +94,19 @@ def _draw(values: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
     return means
 
 
-def _interval(draws: NDArray[np.float64], point: float, count: int) -> dict[str, float | int]:
+def _interval(draws: NDArray[np.float64], point: float, count: int) -> dict[str, Any]:
     low, high = np.percentile(draws, (2.5, 97.5))
-    return {"low": float(low), "point": point, "high": float(high), "n": count}
+    ends = {"low": float(low), "point": point, "high": float(high)}
+    return {**ends, "level": 0.95, "method": "bootstrap", "n": count, "unit": "cycle"}
 
 
-def _mean(values: NDArray[np.int64]) -> dict[str, float | int] | None:
+def _mean(values: NDArray[np.int64]) -> dict[str, Any] | None:
     if len(values) < _FEW:
         return None
     return _interval(_draw(values, 0), float(values.mean()), len(values))
 
 
-def _ratio(inside: NDArray[np.int64], outside: NDArray[np.int64]) -> tuple[dict[str, float | int] | None, str]:
+def _ratio(inside: NDArray[np.int64], outside: NDArray[np.int64]) -> tuple[dict[str, Any] | None, str]:
     for name, values in (("inside", inside), ("just before and after", outside)):
         if len(values) < _FEW:
             return None, f"{len(values)} decode cycles {name} the window are too few to compare"
