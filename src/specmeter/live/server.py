@@ -194,13 +194,15 @@ class LiveServer:
         spans = source.pending[source.pending["kind"] == layout.KIND_DEVICE_SPAN]
         if not len(spans):
             return
+        # Stamps inside graphs come later than events, and lie inside the spans of those.
+        spans = spans[np.argsort(spans["t0"], kind="stable")]
         cycle = spans["cycle"].astype(np.int64) - spans["value"]
         before = source.device_end or (int(cycle[0]), int(spans["t0"][0]))
-        ends = np.concatenate([[before[1]], spans["t1"][:-1]])
+        ends = np.maximum.accumulate(np.concatenate([[before[1]], spans["t1"][:-1]]))
         of = np.concatenate([[before[0]], cycle[:-1]])
         # From one cycle to the next is a seam too; beyond that the server had nothing to do, or probes were out.
         gap = np.where(cycle - of <= 1, np.maximum(spans["t0"] - ends, 0), 0)
-        source.device_end = (int(cycle[-1]), int(spans["t1"][-1]))
+        source.device_end = (int(cycle[-1]), max(int(ends[-1]), int(spans["t1"][-1])))
         mine = [rank for key, rank in self.ranks.items() if key[2] == source.tail.header.pid] or list(
             self.ranks.values()
         )
@@ -220,7 +222,7 @@ def _from(records: Records, until: int) -> Records:
     """The records that cycles from ``until`` on need. Device spans are counted at once, so they are over."""
     host = (records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK)
     moment = np.where(host, records["t0"], records["t1"])
-    keep = (moment >= until) & (records["kind"] != layout.KIND_DEVICE_SPAN)
+    keep = (moment >= until) & ~np.isin(records["kind"], (layout.KIND_DEVICE_SPAN, layout.KIND_GRAPH_SPAN))
     # The last change of sampling before then still holds.
     marks = (records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)
     keep[np.flatnonzero(marks & ~keep)[-1:]] = True

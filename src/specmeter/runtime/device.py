@@ -1,141 +1,299 @@
-"""Device time of points outside graph capture, by CUDA events that are read late and never waited for.
+"""Device time of points: events or stamps on the stream, read late, never waited for.
 
-A point whose clock is ``device`` gets an event before and after its call, on the stream that is current there. Pairs
-wait in a queue; at each cycle's begin those that the device has passed are read and written as device spans:
-``t1 - t0`` is the time between the two events in nanoseconds, ``t0`` the time since this clock's first event. An event
-span of a phase that the host feeds slowly holds the gaps between its kernels: the device was not busy all that time.
-torch is used only if the process has imported it; without CUDA nothing is recorded and ``reason`` says why.
+A point whose clock is ``device`` gets a mark before and after its call: outside graph capture a pooled event
+(device_events.py) or a stamp kernel, inside a capture a stamp kernel where the plan wants one (device_stamping.py).
+What the device has passed is written as device spans at a later cycle's begin: ``t1 - t0`` is the time between the
+two marks in nanoseconds, ``value`` how many cycles before the record's own the span belongs. A KIND_CLOCK_PAIR record
+says where the host's clock stood (``t0``) at a device time (``t1``), within ``value`` ns; all device times of a ring
+are on one clock. A span of a phase that the host feeds slowly holds the gaps between its kernels: the device was not
+busy all that time. torch is used only if the process has imported it, and never waited for; ``describe`` says what is
+not there, and why.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import layout
+from .device_backend import Backend, find_backend
+from .device_events import EventSpans
+from .device_pairs import ClockPair
+from .device_stamping import PAIR_AGAIN_NS, PAIR_EVERY_NS, StampClock, Write
 
-MOST_PENDING = 4096
+MOST_OPEN = 64
+EVENTS, STAMPS = "events", "stamps"
 Begin = Callable[[], int]
 End = Callable[..., Any]
-Write = Callable[[int, int, int, int, int], None]
 
 
-class Stamp(int):
-    """The host time that a point began, in ns, with the event that was recorded there."""
+class DeviceClock:
+    """Wraps the begin and end functions of device points. ``write(kind, point, t0, t1, value)`` takes the records.
 
-    event: Any
+    ``outside`` says how calls outside graphs are timed: EVENTS, STAMPS, or None for not at all; ``inside`` whether
+    stamps go into graphs.
+    """
 
-
-class EventClock:
-    """Wraps the begin and end functions of device points. ``write(kind, point, t0, t1, value)`` takes the records."""
-
-    def __init__(self, write: Write, cycle: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        write: Write,
+        cycle: Callable[[], int],
+        outside: Optional[str] = EVENTS,
+        inside: bool = False,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        **driver: Any,
+    ) -> None:
         self.reason = "no device point has run"
-        self.dropped = 0
-        self._write = write
-        self._cycle = cycle
-        self._cuda: Any = None
+        self.taking = False
+        self.outside = outside
+        self.stamps: Optional[StampClock] = None
+        self._write, self._cycle, self._clock = write, cycle, clock
+        self._backend: Optional[Backend] = None
+        self._events: Optional[EventSpans] = None
         self._off = False
-        self._pool: List[Any] = []
-        self._pending: Deque[Tuple[int, int, Any, Any]] = deque()
-        self._passed_ns = 0
-        self._last: Any = None
+        self._now_in = 0
+        self._anchored = False
+        self._paired_ns = 0
+        self._error_ns: Optional[int] = None
         self._lock = threading.Lock()
+        if inside or outside == STAMPS:
+            self.stamps = StampClock(write, cycle, clock, self._find, self._replay_in, **driver)
 
-    def pair(self, point: int, begin: Begin, end: End) -> Tuple[Begin, End]:
-        """A host span's ``begin`` and ``end`` with events around the call. A failure turns the events off for good."""
+    # -- points ---------------------------------------------------------------------------------------------------
+
+    def pair(self, point: int, begin: Begin, end: End, stamp: bool = False) -> Tuple[Begin, End]:
+        """A host span's ``begin`` and ``end`` with marks around the call; ``stamp``: inside graphs too.
+
+        The host's clock is read inside the marks, so their cost is no part of the host span. A failure turns the
+        clock that failed off for good.
+        """
+        opened: Dict[int, Any] = {}
 
         def device_begin() -> int:
-            stamp = Stamp(begin())
-            stamp.event = None
+            first = None
             if not self._off:
                 try:
-                    stamp.event = self._record()
+                    first = self._open(point, stamp)
                 except Exception as error:
-                    self._stop(error)
-            return stamp
+                    self._failed(error)
+            t0 = begin()
+            if first is not None:
+                if len(opened) > MOST_OPEN:
+                    opened.clear()  # calls that raised
+                opened[t0] = first
+            return t0
 
         def device_end(t0: int, result: Any, id: int, *roots: Any) -> Any:
-            first = getattr(t0, "event", None)
+            given = end(t0, result, id, *roots)
+            first = opened.pop(t0, None) if opened else None
             if first is not None and not self._off:
                 try:
-                    second = self._record()
-                    if second is not None:
-                        self._queue(point, first, second)
+                    self._close(point, first)
                 except Exception as error:
-                    self._stop(error)
-            return end(t0, result, id, *roots)
+                    self._failed(error)
+            self._now_in = 0
+            return given
 
         return device_begin, device_end
 
-    def _record(self) -> Any:
-        """An event recorded on the current stream, or None during graph capture and without CUDA."""
-        cuda = self._cuda
-        if cuda is None:
-            cuda = self._find()
-            if cuda is None:
+    def _open(self, point: int, stamp: bool) -> Any:
+        """The mark before a call: an event, a stamp's number, a stamp inside a graph; None where there is none."""
+        backend = self._backend
+        if backend is None:
+            backend = self._find()
+            if backend is None:
                 return None
-        if cuda.is_current_stream_capturing():
+        stamps = self.stamps
+        if backend.capturing():
+            return stamps.open_inside(point) if stamp and stamps is not None else None
+        if not self.taking:
             return None
-        event = self._pool.pop() if self._pool else cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self._now_in = point
+        if self.outside == EVENTS:
+            assert self._events is not None
+            return self._events.record()
+        if self.outside == STAMPS and stamps is not None and stamps.ring is not None and not stamps.off:
+            return stamps.open_call(point)
+        return None
 
-    def _find(self) -> Any:
-        torch = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if cuda is None or not cuda.is_available():
-            self._off, self.reason = True, "torch is not imported" if torch is None else "torch has no CUDA device"
-            return None
-        if not cuda.is_initialized():
-            return None  # never be the one that makes a context
-        self._cuda, self.reason = cuda, ""
-        return cuda
-
-    def _queue(self, point: int, first: Any, second: Any) -> None:
-        if len(self._pending) >= MOST_PENDING:
-            self.dropped += 1
-            return
-        self._pending.append((point, self._cycle(), first, second))
-
-    def describe(self) -> Dict[str, Any]:
-        """For the process's report: why nothing is recorded (empty: it is), pairs dropped and waiting."""
-        return {"reason": self.reason, "dropped": self.dropped, "waiting": len(self._pending)}
-
-    def drain(self) -> None:
-        """Write the spans that the device has passed. Called at a cycle's begin; asks, and never waits."""
-        if self._off or not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self._pending and self._pending[0][3].query():
-                self._give(*self._pending.popleft())
-        except Exception as error:
-            self._stop(error)
-        finally:
-            self._lock.release()
-
-    def _give(self, point: int, cycle: int, first: Any, second: Any) -> None:
-        if self._last is None:
-            self._write(layout.KIND_CLOCK_PAIR, point, time.perf_counter_ns(), 0, 0)
+    def _close(self, point: int, first: Any) -> None:
+        assert self._backend is not None and self._events is not None
+        kind = type(first)
+        if kind is tuple:
+            assert self.stamps is not None
+            self.stamps.close_inside(point, first)
+        elif self._backend.capturing():
+            return  # a capture began inside the call: an event in it is no time
+        elif kind is int:
+            assert self.stamps is not None
+            self.stamps.close_call(point, first)
         else:
-            # From one event to the next: a single long span would lose its nanoseconds in a 32-bit float.
-            self._passed_ns += round(self._last.elapsed_time(first) * 1e6)
-            self._pool.append(self._last)
-        length = round(first.elapsed_time(second) * 1e6)
-        # The record's own cycle is the one that is beginning; how far back this span's lies is its value.
-        self._write(layout.KIND_DEVICE_SPAN, point, self._passed_ns, self._passed_ns + length, self._cycle() - cycle)
-        self._last = first
-        self._pool.append(second)
+            self._events.close(point, self._cycle(), first)
+
+    def _replay_in(self) -> Optional[Tuple[int, int]]:
+        """For a graph's launch: the cycle and the device point it happens in, if that is to be followed."""
+        return (self._cycle(), self._now_in) if self._now_in and self.taking else None
+
+    # -- set-up and end -------------------------------------------------------------------------------------------
+
+    def follow_graphs(self) -> None:
+        """Have torch's graphs stamped from now on, if that is wanted and the process has imported torch."""
+        torch = sys.modules.get("torch")
+        if self.stamps is not None and torch is not None:
+            self.stamps.follow(torch)
+
+    def leave(self) -> None:
+        """Take everything out again, for good."""
+        self._off, self.reason = True, "detached"
+        if self.stamps is not None:
+            self.stamps.off = True
+            self.stamps.hooks.remove()
+
+    def forked(self) -> None:
+        """In the child of a fork: a device that was in use is out of reach there."""
+        self._lock = threading.Lock()
+        if self._backend is not None:
+            self._stop(RuntimeError("the process was forked after it had used the device"))
+            if self.stamps is not None:
+                self.stamps.off = True
+
+    def set_taking(self, on: bool) -> None:
+        """Whether records are written from now on."""
+        if on and not self.taking:
+            self._anchored, self._paired_ns = False, 0
+            if self.stamps is not None:
+                if self._events is not None and not self.stamps.off:
+                    self._events.forget()  # their times will run from another event
+                self.stamps.armed()
+        self.taking = on
+
+    def _find(self) -> Optional[Backend]:
+        if self._backend is None and not self._off:
+            found, reason = find_backend()
+            if found is not None:
+                self._events = EventSpans(found, self._give)
+                self._backend, self.reason = found, ""
+            elif reason:
+                self._off, self.reason = True, reason
+        return self._backend
+
+    def _failed(self, error: BaseException) -> None:
+        if not _of_the_clock(error):
+            raise error  # a signal handler of the server, run inside our frames
+        self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
         self._off, self.reason = True, f"{type(error).__name__}: {error}"
-        self._pending.clear()
-        self._pool.clear()
+        if self._events is not None:
+            self._events.forget()
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Write the spans that the device has passed. Called at a cycle's begin; asks, and never waits."""
+        if not self.taking or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._now_in = 0
+            backend = self._backend
+            if backend is not None and not backend.capturing():
+                self._drain_stamps(backend)
+                if not self._off and self._events is not None and self.outside == EVENTS:
+                    self._drain_events(self._events)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._lock.release()
+
+    def _drain_stamps(self, backend: Backend) -> None:
+        stamps = self.stamps
+        if stamps is None or (stamps.ring is None and not stamps.set_up()):
+            return
+        found = stamps.drain()
+        if found is not None and not self._anchored and self._events is not None:
+            self._anchored = True
+            assert stamps.ring is not None
+            self._anchor(backend, stamps.ring)
+
+    def _anchor(self, backend: Backend, ring: Any) -> None:
+        """Put the events' times on the stamps' clock."""
+        assert self._events is not None
+        stream = backend.outside_stream(ring.stream)
+        events = self._events
+        pending = []
+
+        def record() -> None:
+            event = backend.event()
+            event.record(stream)
+            pending.append(event)
+
+        found = ring.look(record, self._clock)
+        if found is None:
+            self._anchored = False
+        else:
+            events.anchor(pending[-1], found)
+
+    def _drain_events(self, events: EventSpans) -> None:
+        stamps = self.stamps
+        if stamps is not None and stamps.ring is not None and not stamps.off:
+            if not self._anchored:
+                return  # two clocks in one ring would be mixed up
+        elif self._clock() >= self._paired_ns:
+            self._pair_events(events)
+        events.drain()
+
+    def _pair_events(self, events: EventSpans) -> None:
+        found: Optional[ClockPair] = events.pair(self._clock)
+        self._paired_ns = self._clock() + (PAIR_AGAIN_NS if found is None else PAIR_EVERY_NS)
+        if found is not None:
+            self._error_ns = found.error_ns
+            self._write(layout.KIND_CLOCK_PAIR, layout.POINT_NONE, *found)
+
+    def _give(self, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
+        self._write(layout.KIND_DEVICE_SPAN, point, begin_ns, end_ns, self._cycle() - cycle)
+
+    def describe(self) -> Dict[str, Any]:
+        """For the process's report: why nothing is recorded (empty: it is), the backend and what it cannot do."""
+        events = self._events
+        return {
+            "reason": self.reason,
+            "backend": self._backend.name if self._backend is not None else None,
+            "cannot": self._backend.cannot if self._backend is not None else [],
+            "outside_graphs": self.outside,
+            "dropped": events.dropped if events is not None else 0,
+            "waiting": len(events) if events is not None else 0,
+            "pair_error_ns": self._error_ns,
+            "stamps": self.stamps.describe() if self.stamps is not None else None,
+        }
+
+
+def _of_the_clock(error: BaseException) -> bool:
+    """Whether an error arose in our code, in torch or in the standard library: not in what a signal handler ran."""
+    folders = [os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen "]
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch:
+        folders.append(os.path.dirname(torch) + os.sep)
+    at = error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(tuple(folders)):
+            return False
+        at = at.tb_next
+    return True
 
 
 def is_device_point(point: Any) -> bool:
     """Whether the plan wants this point's device time."""
     return bool(isinstance(point, dict) and point.get("clock") == "device")
+
+
+def device_asked(document: Dict[str, Any]) -> Tuple[Optional[str], bool]:
+    """What link.json wants of the device: how calls outside graphs are timed, and whether stamps go into graphs.
+
+    ``device_events`` is false, true (events) or ``"stamps"``.
+    """
+    wanted = document.get("device_events")
+    outside = (STAMPS if wanted == STAMPS else EVENTS) if wanted else None
+    return outside, bool(document.get("device_stamps"))

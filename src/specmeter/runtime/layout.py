@@ -30,6 +30,10 @@ KIND_CLOCK_PAIR = 4
 KIND_DISARMED = 5
 KIND_COLLECTIVE = 6
 KIND_DROPPED = 7
+# From a captured graph's first node to its last, on the device's clock; point: the device point that launched it, 0 if
+# none did; value: the graph's key << GRAPH_KEY_SHIFT | how many cycles before the record's own it was launched.
+KIND_GRAPH_SPAN = 8
+GRAPH_KEY_SHIFT = 12
 
 # Point ids 1..0xFFEF belong to the plan; these are the runtime's own.
 POINT_NONE = 0

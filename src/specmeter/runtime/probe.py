@@ -14,7 +14,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
-from .device import EventClock, is_device_point
+from .device import DeviceClock, is_device_point
 from .ring import Ring
 from .values import NotAPlainValue, compile_path, follow
 
@@ -89,7 +89,7 @@ class Recorder:
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
         self.on_deep: Optional[Callable[[int], None]] = None
-        self.events: Optional[EventClock] = None
+        self.events: Optional[DeviceClock] = None
         self._open_ring = open_ring
         self._opening = RLock()
         self._on_fault = on_fault
@@ -158,11 +158,15 @@ class Recorder:
             recorder.ring, cycle = None, 0
             recorder._opening = RLock()
             recorder.lanes, recorder.local = {}, _local()
+            if recorder.events is not None:
+                recorder.events.forked()
             set_writing(writing)
 
         def set_writing(on: bool) -> None:
             nonlocal writing
             writing = on
+            if recorder.events is not None:
+                recorder.events.set_taking(on)
             use(Unready, Unready)
 
         def make_cycle_begin(point: int) -> Begin:
@@ -190,10 +194,10 @@ class Recorder:
         use(Unready, Unready)
         self._cycle = lambda: cycle
 
-    def time_device(self) -> None:
-        """From now on, pairs of device points also record events on the device."""
+    def time_device(self, outside: Optional[str], inside: bool) -> None:
+        """From now on, pairs of device points also put marks on the device: ``outside`` graphs, ``inside`` them."""
         if self.events is None:
-            self.events = EventClock(self.write, self._cycle)
+            self.events = DeviceClock(self.write, self._cycle, outside, inside)
 
     def pair(
         self, point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids: Dict[str, int]
@@ -203,7 +207,7 @@ class Recorder:
         begin: Begin = self._make_cycle_begin(id) if point.get("role") == "cycle" else time.perf_counter_ns
         end: End = self._end
         if self.events is not None and is_device_point(point):
-            begin, end = self.events.pair(id, begin, end)
+            begin, end = self.events.pair(id, begin, end, bool(point.get("stamp")))
         getters = _getters(point, roots, value_ids)
         handed = any(root[1] >= 0 for root in roots)  # the plain end would take what is handed over for its own state
         return begin, self._with_values(id, end, getters) if getters or handed else end

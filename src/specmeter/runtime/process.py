@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 from . import compilers, forks, layout, report
 from .arming import Arming
 from .control import ControlLine
+from .device import device_asked
 from .deep import Deep
 from .hook import ImportHook
 from .knobs import Knobs
@@ -102,8 +103,9 @@ class Runtime:
             document = json.loads(file.read())
         state = document["state"]
         self._capacity = int(document.get("capacity") or DEFAULT_CAPACITY)
-        if document.get("device_events"):
-            self.recorder.time_device()
+        outside, inside = device_asked(document)
+        if outside or inside:
+            self.recorder.time_device(outside, inside)
         self.generation = int(state["generation"])
         self._watchdog_s = float(state.get("watchdog_s") or 0.0)
         self.arming.mix = dict(state.get("mix") or {})

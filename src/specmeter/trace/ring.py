@@ -27,7 +27,7 @@ RECORD_DTYPE = np.dtype(
 )
 Records = NDArray[np.void]
 
-_KINDS = layout.KIND_DROPPED + 1
+_KINDS = layout.KIND_GRAPH_SPAN + 1
 _SEQ_SPAN = 1 << 32
 # Records that threads had begun and a kill cut off; more holes than this mean a damaged file.
 _MAX_HOLES = 256

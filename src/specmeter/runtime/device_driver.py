@@ -1,0 +1,195 @@
+"""The few calls of the CUDA driver that stamps need, by ctypes: nothing is linked, nothing is built.
+
+Every call works in the context that is current in the calling thread (torch's), makes none, and raises ``DriverError``
+with the driver's own name of what went wrong. ``relaxed`` marks the calling thread as one whose calls may not spoil a
+capture that another thread has under way (a query or a copy would, in the global capture mode). Names, signatures and
+numbers are those of NVIDIA's CUDA driver API manual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Sequence
+
+from . import device_ptx
+
+NOT_READY = 600
+_NON_BLOCKING = 1
+_DISABLE_TIMING = 2
+_PORTABLE_MAPPED = 3
+_MAJOR, _MINOR = 75, 76
+_RELAXED = 2
+_U32, _I32, _U64, _SIZE, _P = ctypes.c_uint, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+_SIGNATURES: Dict[str, Sequence[Any]] = {
+    "cuCtxGetCurrent": (_P,),
+    "cuCtxGetDevice": (_P,),
+    "cuCtxGetStreamPriorityRange": (_P, _P),
+    "cuDeviceGetAttribute": (_P, _I32, _I32),
+    "cuGetErrorName": (_I32, _P),
+    "cuModuleLoadData": (_P, _P),
+    "cuModuleGetFunction": (_P, _P, ctypes.c_char_p),
+    "cuMemAlloc_v2": (_P, _SIZE),
+    "cuMemHostAlloc": (_P, _SIZE, _U32),
+    "cuMemHostGetDevicePointer_v2": (_P, _P, _U32),
+    "cuMemsetD8Async": (_U64, ctypes.c_ubyte, _SIZE, _P),
+    "cuMemcpyDtoHAsync_v2": (_P, _U64, _SIZE, _P),
+    "cuStreamCreateWithPriority": (_P, _U32, _I32),
+    "cuStreamQuery": (_P,),
+    "cuEventCreate": (_P, _U32),
+    "cuEventRecord": (_P, _P),
+    "cuEventQuery": (_P,),
+    "cuThreadExchangeStreamCaptureMode": (_P,),
+    "cuLaunchKernel": (_P, _U32, _U32, _U32, _U32, _U32, _U32, _U32, _P, _P, _P),
+}
+
+
+class DriverError(RuntimeError):
+    """A call of the driver that failed, with its name and the driver's name of the failure."""
+
+
+class HostMemory:
+    """Pinned memory: ``address`` for the host, ``device`` for kernels, ``view`` its bytes."""
+
+    def __init__(self, address: int, device: int, size: int) -> None:
+        self.address, self.device = address, device
+        self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+class Kernel:
+    """One kernel of one thread; its parameters lie ready, so that a launch only writes numbers into them.
+
+    Not for two threads at once: ctypes lets go of the interpreter while the driver reads the parameters.
+    """
+
+    def __init__(self, driver: Driver, function: Any, sizes: Sequence[int]) -> None:
+        self._values = [_U64() if size == 8 else _U32() for size in sizes]
+        self._pointers = (_P * len(sizes))(*[ctypes.addressof(value) for value in self._values])
+        self._function = function
+        self._launch = driver.lib.cuLaunchKernel
+        self._check = driver.check
+
+    def __call__(self, stream: int, *numbers: int) -> None:
+        """Launch on the stream with that handle. Raises DriverError."""
+        for value, number in zip(self._values, numbers):  # noqa: B905 (3.9)
+            value.value = number
+        code = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, stream, self._pointers, None)
+        if code:
+            self._check(code, "cuLaunchKernel")
+
+
+class Driver:
+    """libcuda in the context of the calling thread. Raises OSError without it, DriverError without a context."""
+
+    def __init__(self, lib: Any = None) -> None:
+        self.lib: Any = lib if lib is not None else ctypes.CDLL("libcuda.so.1")
+        for name, arguments in _SIGNATURES.items():
+            call = getattr(self.lib, name)
+            call.argtypes, call.restype = list(arguments), _I32
+        if not self.context():
+            raise DriverError("this thread has no CUDA context")
+
+    def check(self, code: int, name: str) -> None:
+        """Raise DriverError unless the call ``name`` gave 0."""
+        if code:
+            said = ctypes.c_char_p()
+            self.lib.cuGetErrorName(code, ctypes.byref(said))
+            raise DriverError(f"{name}: {(said.value or b'error').decode()} ({code})")
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        self.check(getattr(self.lib, name)(*arguments), name)
+
+    def context(self) -> int:
+        """The handle of the calling thread's context, 0 without one."""
+        found = _P()
+        self._do("cuCtxGetCurrent", ctypes.byref(found))
+        return found.value or 0
+
+    def capability(self) -> int:
+        """Ten times the compute capability of the context's device, as 90 for 9.0."""
+        device, major, minor = _I32(), _I32(), _I32()
+        self._do("cuCtxGetDevice", ctypes.byref(device))
+        self._do("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, device)
+        self._do("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, device)
+        return major.value * 10 + minor.value
+
+    def module(self, image: bytes) -> Any:
+        """Load PTX (ended by a zero byte) or a cubin. Raises DriverError."""
+        module = _P()
+        self._do("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+        return module
+
+    def kernel(self, module: Any, name: str) -> Kernel:
+        """A kernel of device_ptx.PARAMETERS."""
+        function = _P()
+        self._do("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return Kernel(self, function, device_ptx.PARAMETERS[name])
+
+    def stream(self) -> int:
+        """A new stream that waits for no other one, of the highest priority."""
+        lowest, highest, stream = _I32(), _I32(), _P()
+        self._do("cuCtxGetStreamPriorityRange", ctypes.byref(lowest), ctypes.byref(highest))
+        self._do("cuStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, highest)
+        return stream.value or 0
+
+    def idle(self, stream: int) -> bool:
+        """Whether everything that was launched on the stream is over."""
+        return self._is_done(self.lib.cuStreamQuery(stream), "cuStreamQuery")
+
+    def memory(self, size: int) -> int:
+        """Device memory of ``size`` bytes, never given back: graphs that were captured hold its address."""
+        address = _U64()
+        self._do("cuMemAlloc_v2", ctypes.byref(address), size)
+        return address.value
+
+    def clear(self, address: int, size: int, stream: int) -> None:
+        """Zeros, by the stream."""
+        self._do("cuMemsetD8Async", address, 0, size, stream)
+
+    def host_memory(self, size: int) -> HostMemory:
+        """Pinned host memory that kernels can write."""
+        host, device = _P(), _U64()
+        self._do("cuMemHostAlloc", ctypes.byref(host), size, _PORTABLE_MAPPED)
+        self._do("cuMemHostGetDevicePointer_v2", ctypes.byref(device), host, 0)
+        return HostMemory(host.value or 0, device.value, size)
+
+    def copy(self, to: int, at: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes at the device address ``at`` to pinned host memory, by the stream."""
+        self._do("cuMemcpyDtoHAsync_v2", to, at, size, stream)
+
+    def event(self) -> Any:
+        """An event without timing."""
+        event = _P()
+        self._do("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
+        return event
+
+    def record(self, event: Any, stream: int) -> None:
+        """Record the event on the stream."""
+        self._do("cuEventRecord", event, stream)
+
+    def done(self, event: Any) -> bool:
+        """Whether the device has passed the event."""
+        return self._is_done(self.lib.cuEventQuery(event), "cuEventQuery")
+
+    def _is_done(self, code: int, name: str) -> bool:
+        if code == NOT_READY:
+            return False
+        self.check(code, name)
+        return True
+
+    def relaxed(self) -> Relaxed:
+        """A context in which this thread's calls spoil nobody's capture."""
+        return Relaxed(self)
+
+
+class Relaxed:
+    """cuThreadExchangeStreamCaptureMode there and back."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._mode = _I32(_RELAXED)
+
+    def __enter__(self) -> None:
+        self._driver._do("cuThreadExchangeStreamCaptureMode", ctypes.byref(self._mode))
+
+    def __exit__(self, *_error: object) -> None:
+        self._driver._do("cuThreadExchangeStreamCaptureMode", ctypes.byref(self._mode))

@@ -1,0 +1,224 @@
+"""The stamp clock: stamps at points inside graph capture, at both ends of each graph, and outside graphs if asked for.
+
+Everything here is asked for at a cycle's begin and waits for nothing. A failure of the driver or of torch turns this
+clock off for good; ``reason`` says why, and the server's call goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import layout
+from .device_backend import Backend
+from .device_graphs import Graph, GraphHooks
+from .device_pairs import ClockPair
+from .device_spans import Joiner
+from .device_stamps import END, FIRST, GRAPHS, ORDINALS, StampRing
+
+COPY_EVERY_NS = 20_000_000
+PAIR_EVERY_NS = 10_000_000_000
+PAIR_AGAIN_NS = 100_000_000
+MOST_CALLS = 4096
+Write = Callable[[int, int, int, int, int], None]
+# A stamp that was launched in a capture: which graph, and which call of the point.
+Inside = Tuple[Graph, int]
+
+
+def _real_driver() -> Any:
+    from .device_driver import Driver  # ctypes is not loaded for a process without a device
+
+    return Driver()
+
+
+class StampClock:
+    """``backend()`` gives the accelerator or None, ``now_in()`` the cycle and device point of a replay to follow."""
+
+    def __init__(
+        self,
+        write: Write,
+        cycle: Callable[[], int],
+        clock: Callable[[], int],
+        backend: Callable[[], Optional[Backend]],
+        now_in: Callable[[], Optional[Tuple[int, int]]],
+        make_driver: Callable[[], Any] = _real_driver,
+    ) -> None:
+        self.reason = "no graph has been captured"
+        self.off = False
+        self.ring: Optional[StampRing] = None
+        self.pairs = 0
+        self.error_ns: Optional[int] = None
+        self._write, self._cycle, self._clock = write, cycle, clock
+        self._backend, self._make_driver = backend, make_driver
+        self._raw: Callable[[], int] = int
+        self._calls: Dict[int, Tuple[int, int]] = {}
+        self._number = 0
+        self._copied_ns = self._paired_ns = 0
+        self.hooks = GraphHooks(self.set_up, self._begun, self._ending, now_in, GRAPHS)
+        self._joiner = Joiner(self.hooks.graphs, self._calls, self._give, self._give_graph)
+
+    # -- set-up ---------------------------------------------------------------------------------------------------
+
+    def follow(self, torch: Any) -> None:
+        """Wrap the graph class of ``torch``, which the process has imported."""
+        graph_class = getattr(getattr(torch, "cuda", None), "CUDAGraph", None)
+        if self.off or self.hooks.installed or graph_class is None:
+            return
+        if getattr(getattr(torch, "version", None), "hip", None):
+            self._end("graphs of ROCm take no stamps: they need the CUDA driver")
+        else:
+            self.hooks.install(graph_class)
+
+    def set_up(self) -> bool:
+        """Make the ring if it is not there yet; whether stamps can be launched in this thread. Not in a capture."""
+        if self.off:
+            return False
+        try:
+            backend = self._backend()
+            if backend is None:
+                return False
+            if self.ring is None:
+                if backend.name != "cuda" or backend.raw is None:
+                    self._end("this torch does not tell the current stream's handle")
+                    return False
+                self._raw = backend.raw
+                self.ring = StampRing(self._make_driver())
+                self.reason = ""
+            return self.ring.ours()
+        except Exception as error:
+            self.stop(error)
+            return False
+
+    def stop(self, error: BaseException) -> None:
+        """Turn this clock off because of ``error``."""
+        self._end(f"{type(error).__name__}: {error}")
+
+    def _end(self, reason: str) -> None:
+        self.off, self.reason = True, reason
+
+    # -- in captures ----------------------------------------------------------------------------------------------
+
+    def _begun(self, graph: Graph) -> None:
+        self._stamp_graph(graph, FIRST)
+
+    def _ending(self, graph: Graph) -> None:
+        self._stamp_graph(graph, END)
+
+    def _stamp_graph(self, graph: Graph, what: int) -> None:
+        if self.off or self.ring is None or graph.astray:
+            return
+        try:
+            self.ring.stamp(self._raw(), what, graph.key, 0)
+            graph.stamps += 1
+        except Exception as error:
+            graph.astray = True
+            self.stop(error)
+
+    def open_inside(self, point: int) -> Optional[Inside]:
+        """The stamp before a point's call while a graph is captured; None where none was launched."""
+        graph = self.hooks.current
+        if self.off or self.ring is None or graph is None or graph.astray:
+            return None
+        ordinal = graph.next_ordinal(point)
+        if ordinal >= ORDINALS:
+            return None
+        try:
+            self.ring.stamp(self._raw(), point, graph.key, ordinal)
+        except Exception as error:
+            graph.astray = True
+            self.stop(error)
+            return None
+        graph.stamps += 1
+        return graph, ordinal
+
+    def close_inside(self, point: int, opened: Inside) -> None:
+        """The stamp after it, if the same capture still goes on."""
+        graph, ordinal = opened
+        if self.off or self.ring is None or graph is not self.hooks.current:
+            return
+        try:
+            self.ring.stamp(self._raw(), point | END, graph.key, ordinal)
+            graph.stamps += 1
+        except Exception as error:
+            graph.astray = True
+            self.stop(error)
+
+    # -- outside graphs -------------------------------------------------------------------------------------------
+
+    def open_call(self, point: int) -> int:
+        """A single stamp before a call; its number, never 0. Raises what the driver raises."""
+        assert self.ring is not None
+        number = self._number = self._number % 0xFFFFFFFF + 1
+        self.ring.stamp(self._raw(), point, 0, 0, number)
+        return number
+
+    def close_call(self, point: int, number: int) -> None:
+        """The stamp after it. Raises what the driver raises."""
+        assert self.ring is not None
+        if len(self._calls) >= MOST_CALLS:
+            self._calls.clear()  # their rows were lapped
+        self._calls[number] = (point, self._cycle())
+        self.ring.stamp(self._raw(), point | END, 0, 0, number)
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def armed(self) -> None:
+        """Records are written from now on: what lies in the ring is from before."""
+        self._copied_ns = self._paired_ns = 0
+        for graph in self.hooks.graphs.values():
+            graph.followed.clear()
+        if self.ring is not None:
+            self.ring.skip()
+
+    def drain(self) -> Optional[ClockPair]:
+        """Write what has come; give the two clocks' pair if they were paired just now."""
+        ring = self.ring
+        if self.off or ring is None:
+            return None
+        try:
+            if ring.in_flight:
+                self._joiner.take(ring.rows())
+                return None
+            now = self._clock()
+            if now - self._copied_ns >= COPY_EVERY_NS:
+                if now >= self._paired_ns and ring.tick_ns:
+                    return self._pair(ring, now)
+                self._copied_ns = now
+                ring.start_copy()
+        except Exception as error:
+            self.stop(error)
+        return None
+
+    def _pair(self, ring: StampRing, now: int) -> Optional[ClockPair]:
+        found = ring.pair(self._clock)
+        self._paired_ns = now + (PAIR_AGAIN_NS if found is None else PAIR_EVERY_NS)
+        if found is not None:
+            self.pairs += 1
+            self.error_ns = found.error_ns
+            self._write(layout.KIND_CLOCK_PAIR, layout.POINT_NONE, *found)
+        return found
+
+    def _give(self, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
+        self._write(layout.KIND_DEVICE_SPAN, point, begin_ns, end_ns, self._cycle() - cycle)
+
+    def _give_graph(self, key: int, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
+        back = min(self._cycle() - cycle, (1 << layout.GRAPH_KEY_SHIFT) - 1)
+        self._write(layout.KIND_GRAPH_SPAN, point, begin_ns, end_ns, key << layout.GRAPH_KEY_SHIFT | back)
+
+    def describe(self) -> Dict[str, Any]:
+        """For the process's report: why there are no stamps (empty: there are), what is stamped, what was lost."""
+        ring, graphs = self.ring, list(self.hooks.graphs.values())
+        astray: List[int] = [graph.key for graph in graphs if graph.astray]
+        return {
+            "reason": self.reason,
+            "compiler": ring.compiler if ring is not None else None,
+            "graphs": len(graphs),
+            "graphs_left_out": self.hooks.left_out,
+            "graphs_astray": astray,
+            "stamps_in_graphs": {str(graph.key): graph.stamps for graph in graphs},
+            "rows_read": ring.read if ring is not None else 0,
+            "rows_lapped": ring.lapped if ring is not None else 0,
+            "spans_lost": self._joiner.lost,
+            "tick_ns": ring.tick_ns if ring is not None else None,
+            "pairs": self.pairs,
+            "pair_error_ns": self.error_ns,
+        }
