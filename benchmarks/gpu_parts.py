@@ -35,6 +35,7 @@ ALL_DONE, FAILED, MORE = 0, 1, 75
 CLOSING_S = 20.0
 _GRACE_S = 5.0
 _SHOWN_LINES = 15
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def attempts(name: str, work: Path) -> int:
         lines = (work / "parts.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return 0
-    return sum(line.startswith('{"begun"') and json.loads(line)["begun"] == name for line in lines)
+    begun = json.dumps({"begun": name})[:-1]
+    return sum(line.startswith(f"{begun},") for line in lines)
 
 
 def _check(parts: Sequence[Part], longest_s: float) -> None:
@@ -149,9 +151,12 @@ def _in_process(run: Callable[[], None], log: Path, limit_s: float) -> str:
     """Run in a forked process with its output in ``log``; nothing where it went well, else what went wrong."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # A signal between the fork and the child's own handlers would close the call a second time, in the child.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     child = os.fork()
     if child == 0:
         _child(run, log)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     status = None
     try:
         deadline = time.monotonic() + limit_s
@@ -172,8 +177,9 @@ def _child(run: Callable[[], None], log: Path) -> None:
     """Never returns."""
     code = 1
     try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
