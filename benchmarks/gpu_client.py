@@ -1,0 +1,157 @@
+"""The load of the GPU scripts: greedy streamed requests to SGLang's ``/generate``, token ids kept.
+
+Started with ``--incremental-streaming-output`` the server sends each event's new ids alone. Prompts are text, or token
+ids where the server was started without a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from specmeter.trace import Request
+
+Prompt = str | tuple[int, ...]
+REQUEST_TIMEOUT_S = 120.0
+
+QUESTIONS = (
+    "Explain how a bicycle stays upright.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "List three differences between a frog and a toad.",
+    "Summarize the water cycle in one paragraph.",
+    "Write a short letter that asks a landlord to repair a window.",
+    "What is 17 times 23? Show the steps.",
+    "Translate into French: The train leaves at nine in the morning.",
+    "Give two reasons why the sky is blue and one why sunsets are red.",
+)
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+# SmolLM2's chat template, written out: /generate applies none.
+CHATS: tuple[Prompt, ...] = tuple(
+    f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
+    for q in QUESTIONS
+)
+
+
+def id_prompts(vocab: int, count: int = 8, length: int = 64) -> tuple[Prompt, ...]:
+    """Prompts of ids for a model without a tokenizer, all different; ids below 16 are left to control tokens."""
+    return tuple(
+        tuple(16 + (7919 * (n + 1) * (i + 3) + 31 * n) % (vocab - 16) for i in range(length)) for n in range(count)
+    )
+
+
+@dataclass(frozen=True)
+class Load:
+    """``rounds`` times over the first ``prompts`` of the script's prompts, ``at_once`` in flight."""
+
+    rounds: int
+    tokens: int = 192
+    at_once: int = 1
+    prompts: int = 6
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request's times and its output ids; ``cycles``: verify steps that the server counted, None if it does not."""
+
+    request: Request
+    ids: tuple[int, ...]
+    cycles: int | None
+
+
+@dataclass
+class Answers:
+    """What a load brought, in order of sending."""
+
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [answer.request for answer in self.answers]
+
+    def by_prompt(self) -> dict[str, tuple[int, ...]]:
+        """The first answer to each prompt."""
+        found: dict[str, tuple[int, ...]] = {}
+        for answer in self.answers:
+            found.setdefault(answer.request.prompt_id, answer.ids)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Requests, failures, median decode rate of a request, tokens a cycle as the server counts them."""
+        good = [answer for answer in self.answers if not answer.request.error]
+        rates = sorted(rate for answer in good if (rate := answer.request.decode_rate))
+        told = [answer for answer in good if answer.cycles]
+        gained = sum(len(answer.ids) - 1 for answer in told)
+        cycles = sum(answer.cycles or 0 for answer in told)
+        return {
+            "requests": len(good),
+            "errors": sorted({answer.request.error for answer in self.answers if answer.request.error}),
+            "decode_tok_s_median": rates[len(rates) // 2] if rates else None,
+            "decode_tok_s": [round(rate, 1) for rate in rates],
+            "server_tokens_a_cycle": gained / cycles if cycles else None,
+            "distinct_ids": len({id for answer in good for id in answer.ids}),
+            "ids": sum(len(answer.ids) for answer in good),
+        }
+
+
+def drive(url: str, prompts: Sequence[Prompt], load: Load, name: str, setting: str, start: int = 0) -> Answers:
+    """Run a load, ``load.at_once`` threads taking the next prompt each; block numbers are the rounds."""
+    jobs = [(round_, index) for round_ in range(load.rounds) for index in range(min(load.prompts, len(prompts)))]
+    found: list[Answer | None] = [None] * len(jobs)
+    lock, left = threading.Lock(), iter(range(len(jobs)))
+
+    def worker() -> None:
+        with httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+            while (job := _next(lock, left)) is not None:
+                round_, index = jobs[job]
+                label = (f"{name}-{round_}-{index}", f"p{index}", setting, round_, start)
+                found[job] = ask(client, url, prompts[index], load.tokens, label)
+
+    threads = [threading.Thread(target=worker) for _ in range(load.at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Answers([answer for answer in found if answer is not None])
+
+
+def _next(lock: threading.Lock, left: Any) -> int | None:
+    with lock:
+        return next(left, None)
+
+
+def ask(client: httpx.Client, url: str, prompt: Prompt, tokens: int, label: tuple[str, str, str, int, int]) -> Answer:
+    """One greedy request. A failure is told in ``request.error``."""
+    said = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {**said, "sampling_params": sampling, "stream": True}
+    send, first, error = time.perf_counter_ns(), 0, ""
+    ids: list[int] = []
+    meta: dict[str, Any] = {}
+    try:
+        with client.stream("POST", f"{url}/generate", json=body) as answer:
+            if answer.status_code != 200:
+                raise ValueError(f"status {answer.status_code}: {answer.read()[:200]!r}")
+            for line in answer.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise ValueError(str(event["error"])[:200])
+                new = event.get("output_ids") or []
+                first = first or (time.perf_counter_ns() if new else 0)
+                ids += new
+                meta = event.get("meta_info") or meta
+    except (httpx.HTTPError, ValueError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    end = time.perf_counter_ns()
+    name, prompt_id, setting, block, start = label
+    counted = int(meta.get("prompt_tokens") or 0)
+    request = Request(name, prompt_id, setting, block, send, first or end, end, counted, len(ids), error, start)
+    cycles = meta.get("spec_verify_ct")
+    return Answer(request, tuple(ids), int(cycles) if cycles else None)

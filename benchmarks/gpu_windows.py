@@ -1,0 +1,258 @@
+"""Windows on one running server: what is measured there, each as a function that gives a JSON document.
+
+Times come from the rings and from the client's clock; probes are in only while a window needs them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from gpu_client import Answers, Load, Prompt, drive
+from gpu_fleet import Server
+
+from specmeter import control
+from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
+from specmeter.analysis.stats import Interval, paired_ratio
+from specmeter.bench.budget import share_for
+from specmeter.control.deep import DeepAsked, deep_window
+from specmeter.control.hits import count_hits
+from specmeter.engines.prometheus import Metrics
+from specmeter.reporters.terminal import render_analysis
+from specmeter.runtime import layout
+from specmeter.trace import Request, Trace, load_link
+from specmeter.trace.deep import save_deep
+from specmeter.trace.plan import index_plan
+from specmeter.trace.ring import Ring, read_ring
+from specmeter.trace.rundir import RunWriter
+
+TOKENS = Load(rounds=1, tokens=128, prompts=8)
+PLAIN, SPEC = "baseline", "spec"
+
+
+def link_of(server: Server) -> control.Link:
+    """The server's link. Raises RuntimeError for one that has none."""
+    if server.link is None:
+        raise RuntimeError(f"{server.start.name} runs without the runtime")
+    return server.link
+
+
+def tokens(server: Server, prompts: Sequence[Prompt], armed: bool = False) -> dict[str, Any]:
+    """The greedy ids of each prompt, asked one at a time, with the probes in or (as they are) out."""
+    if armed:
+        control.arm(link_of(server))
+    answers = drive(server.url, prompts, TOKENS, "tokens", SPEC)
+    if armed:
+        control.disarm(link_of(server))
+    return {**answers.summary(), "ids_of": {name: list(ids) for name, ids in answers.by_prompt().items()}}
+
+
+def phases(
+    server: Server, prompts: Sequence[Prompt], load: Load, out: Path, name: str, baseline: Baseline | None
+) -> dict[str, Any]:
+    """A window with all probes in; ``baseline`` None: this server is the baseline."""
+    link, setting = link_of(server), PLAIN if baseline is None else SPEC
+    ack = control.arm(link)
+    answers = drive(server.url, prompts, load, name, setting)
+    reports = [process.report for process in control.processes(link)]
+    control.disarm(link)
+    server.requests += answers.requests
+    trace = load_link(link.path, answers.requests)
+    document = analyse(trace, answers.requests, baseline, setting, rings(link))
+    text = render_analysis(document, width=110)
+    (out / f"{name}.txt").write_text(text)
+    step = baseline_from_trace(trace).step_ms if baseline is None else None
+    return {
+        "line": f"cycle {document['cycle']['mean_ms']['point']:.3f} ms",
+        "load": vars(load),
+        "client": answers.summary(),
+        "silent": len(ack.silent),
+        "step_ms": step.as_json() if step else None,
+        "device_medians": device_medians(link, trace, answers.requests),
+        "hits": hits(link),
+        "processes": reports,
+        "analysis": document,
+    }
+
+
+def mixed(server: Server, prompts: Sequence[Prompt], load: Load, baseline: Baseline) -> dict[str, Any]:
+    """Probes and the original code at random from cycle to cycle: what a cycle with all probes costs, in one start.
+
+    ``share`` is the share of cycles that the default budget of 1 % allows after that.
+    """
+    link = link_of(server)
+    control.mix(link, seed=7)
+    answers = drive(server.url, prompts, load, "mixed", SPEC)
+    control.disarm(link)
+    trace = load_link(link.path, answers.requests)
+    document = analyse(trace, answers.requests, baseline, SPEC)
+    share = share_for(1.0, trace.main, answers.requests)
+    overhead = document["overhead"] or {}
+    percent = (overhead.get("percent") or {}).get("point")
+    return {
+        "line": f"full probes cost {percent} % of a cycle; share at 1 %: {share.permille} of 1000",
+        "client": answers.summary(),
+        "overhead": overhead,
+        "share": share.as_json(),
+    }
+
+
+def budget(
+    server: Server, prompts: Sequence[Prompt], permille: int, load: Load, pairs: int = 14, seed: int = 3
+) -> dict[str, Any]:
+    """Always-on at a share of sampled cycles against the original code, in blocks drawn by seed inside one server.
+
+    Of both the client's decode time over the same greedy requests, so everything that armed probes cost is in it, also
+    in cycles that are not sampled and in the controller's absence of any work.
+    """
+    link = link_of(server)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    order, sampled = random.Random(seed), control.Sampling(seed, permille, "the default budget")
+    for pair in range(pairs):
+        for armed in order.sample((True, False), 2):
+            if armed:
+                control.arm(link, sampling=sampled)
+            answers = drive(server.url, prompts, load, f"budget-{pair}-{armed}", SPEC)
+            if armed:
+                control.disarm(link)
+            seconds[armed].append(sum((r.end_ns - r.first_ns) / 1e9 for r in answers.requests if not r.error))
+    ratio = paired_ratio(seconds[True], seconds[False], "block pair")
+    percent = {end: 100 * (getattr(ratio, end) - 1) for end in ("low", "point", "high")}
+    ends = f"[{percent['low']:.2f}, {percent['high']:.2f}]"
+    return {
+        "line": f"always-on at {permille} of 1000: {percent['point']:.2f} % {ends}",
+        "permille": permille,
+        "percent": percent,
+        "ratio": ratio.as_json(),
+        "seconds_armed": seconds[True],
+        "seconds_original": seconds[False],
+    }
+
+
+def deep(
+    server: Server,
+    prompts: Sequence[Prompt],
+    cycles: int,
+    at_once: int,
+    setting: str = SPEC,
+    prepare: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """A deep window of so many cycles under load, with ordinary cycles before and after it.
+
+    ``prepare`` is called once the probes are in.
+    """
+    link = link_of(server)
+    asked: list[DeepAsked | Exception] = []
+
+    def ask() -> None:
+        try:
+            asked.append(deep_window(link, cycles, f"{server.start.name} {setting} batch {at_once}"))
+        except Exception as error:
+            asked.append(error)
+
+    control.arm(link)
+    if prepare is not None:
+        prepare()
+    answers = Answers()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    load, rounds = Load(1, 192, at_once, max(at_once, 2)), 0
+    while thread.is_alive() and rounds < 400:
+        answers.answers += drive(server.url, prompts, load, f"deep{at_once}-{rounds}", setting).answers
+        rounds += 1
+    answers.answers += drive(server.url, prompts, load, f"deep{at_once}-after", setting).answers
+    thread.join(30)
+    control.disarm(link)
+    server.requests += answers.requests
+    if not asked or isinstance(asked[0], Exception):
+        raise RuntimeError(f"no deep window: {asked[0] if asked else 'it did not end'}")
+    return {"asked": asdict(asked[0]), "client": answers.summary(), "loads": rounds}
+
+
+def baseline_of(document: dict[str, Any] | None) -> Baseline:
+    """The baseline that a ``phases`` window of the plain server measured."""
+    if document is None or not document.get("step_ms"):
+        return Baseline(None, "plain server", "the plain server was not measured")
+    fields = {**document["step_ms"]}
+    for end, value in (("low", -np.inf), ("point", np.nan), ("high", np.inf)):
+        fields[end] = value if fields[end] is None else fields[end]
+    return Baseline(Interval(**fields), "cycles of the plain server on the same GPU")
+
+
+def rings(link: control.Link) -> list[Ring]:
+    """The link's rings."""
+    return [read_ring(path) for path in sorted(link.path.glob("*.ring"))]
+
+
+def device_medians(link: control.Link, trace: Trace, requests: Sequence[Request]) -> dict[str, dict[str, float]]:
+    """Of each device point: median, 95th percentile and mean in ms of its device spans while the requests ran."""
+    index = index_plan(link.plan())
+    begin, end = min(r.send_ns for r in requests), max(r.end_ns for r in requests)
+    found: dict[str, list[Any]] = {}
+    for ring in rings(link):
+        host = ring.records[ring.records["kind"] == layout.KIND_HOST_SPAN]
+        inside = np.unique(host["cycle"][(host["t0"] >= begin) & (host["t0"] <= end)])
+        spans = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
+        kept = spans[np.isin(spans["cycle"].astype(np.int64) - spans["value"], inside)]
+        for point in np.unique(kept["point"]):
+            of = kept[kept["point"] == point]
+            found.setdefault(index.names[index.name_of[point]], []).extend((of["t1"] - of["t0"]) / 1e6)
+    return {
+        name: {
+            "count": len(values),
+            "median_ms": float(np.median(values)),
+            "p95_ms": float(np.percentile(values, 95)),
+            "mean_ms": float(np.mean(values)),
+        }
+        for name, values in sorted(found.items())
+    }
+
+
+def hits(link: control.Link) -> dict[str, Any]:
+    """Hits by point name over all processes, and the required points that none ever passed."""
+    total: dict[int, int] = {}
+    for process in control.processes(link):
+        for point, count in count_hits(process.ring).items():
+            total[point] = total.get(point, 0) + count
+    names: dict[str, int] = {}
+    for point in link.plan()["points"]:
+        names[point["name"]] = names.get(point["name"], 0) + total.get(point["id"], 0)
+    needed = {point["name"] for point in link.plan()["points"] if point["required"]}
+    return {"by_name": names, "required_never_hit": sorted(name for name in needed if not names[name])}
+
+
+def metrics(server: Server) -> Metrics:
+    """The server's Prometheus figures now."""
+    return Metrics(httpx.get(f"{server.url}/metrics", timeout=10, trust_env=False).text)
+
+
+def save_run(server: Server, out: Path, baseline: Baseline | None) -> dict[str, Any]:
+    """A run directory ``out``/run-NAME with rings, tables, deep windows and the analysis of all armed windows."""
+    link, folder = link_of(server), out / f"run-{server.start.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    writer = RunWriter.create(folder, server.start.command)
+    writer.write_plan(link.plan())
+    writer.save_rings(link.path)
+    windows = save_deep(link.path, folder)
+    trace = load_link(link.path, server.requests)
+    writer.write_trace(trace)
+    writer.write_requests(server.requests)
+    setting = PLAIN if baseline is None else None
+    writer.write_analysis(analyse(trace, server.requests, baseline, setting, rings(link)))
+    writer.finish("complete")
+    return {"line": f"{windows} deep windows, {len(server.requests)} requests", "windows": windows}
+
+
+def same_ids(one: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
+    """``8 of 8`` prompts with the same ids, or why that is not known."""
+    if one is None or other is None:
+        return "not measured"
+    left, right = one["ids_of"], other["ids_of"]
+    return f"{sum(left[name] == right.get(name) for name in left)} of {len(left)}"

@@ -1,0 +1,223 @@
+"""Device time of SGLang 0.5.16 with EAGLE-3 on SmolLM2, one H200: the table of issue 4, unattended.
+
+    python benchmarks/sglang_device_gpu.py SITE MODEL WORK --out OUT [--budget 540]
+
+SITE holds SGLang and what it imports, MODEL is the embedded engine's model directory; docs/gpu.md says how both get
+there. Servers start side by side, are measured one at a time, and a later call does what is left. OUT receives
+results.tgz in parts; WORK/results/smollm2 has a JSON file a measurement and the reports as text.
+
+Servers: ``plain``; ``spec3`` (3 steps, under a link); ``clean`` (the same, specmeter nowhere near it); ``timer`` (with
+SGLang's own device timer); ``sync`` (no overlap scheduling); ``plan`` (a stream of its own for the metadata);
+``steps2``, ``steps5``; ``adaptive`` (its steps are switched while it runs).
+
+``--rehearse``: the same flow against the miniature server of the tests, without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpu_windows as windows
+from gpu_client import CHATS, Load, drive
+from gpu_fleet import Place, Server, Start, eagle, sglang
+from gpu_models import copy_head
+from gpu_pack import packer
+from gpu_parts import CLOSING_S, Part, run_parts
+from gpu_steps import Step, read, run_steps
+from gpu_switching import adaptive_flags, sweep_steps
+
+DEEP = 150
+SINGLE, EIGHT = Load(rounds=5), Load(rounds=4, at_once=8, prompts=8)
+LONG = Load(rounds=8)
+SMALL = ("--mem-fraction-static", "0.7", "--max-total-tokens", "65536")
+HEAD = Path(__file__).resolve().parents[1] / "src/specmeter/eagle/heads/smollm2-135m-v1"
+MINI = Path(__file__).resolve().parents[1] / "tests/support/mini_sglang"
+
+
+def starts(model: Path, head: Path, work: Path) -> list[Start]:
+    """The servers, in the order in which they are begun."""
+    spec3 = sglang(model, *SMALL, *eagle(head, 3))
+    return [
+        Start("spec3", spec3),
+        Start("plain", sglang(model, *SMALL)),
+        Start("clean", spec3, linked=False),
+        Start("timer", spec3, {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}),
+        Start("adaptive", (*spec3, *adaptive_flags(work, range(6))), knobs=("draft_steps",)),
+        Start("sync", (*spec3, "--disable-overlap-schedule")),
+        Start("plan", spec3, {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"}),
+        Start("steps2", sglang(model, *SMALL, *eagle(head, 2))),
+        Start("steps5", sglang(model, *SMALL, *eagle(head, 5))),
+    ]
+
+
+def steps(out: Path) -> list[Step]:
+    """The measurements, the most wanted first."""
+
+    def spec(server: str, load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
+        def run(running: Server, to: Path) -> dict[str, Any]:
+            return windows.phases(running, CHATS, load, to, name, windows.baseline_of(read(to, "plain.1")))
+
+        return run
+
+    def plain(load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
+        return lambda server, to: windows.phases(server, CHATS, load, to, name, None)
+
+    def tokens(armed: bool = False) -> Callable[[Server, Path], dict[str, Any]]:
+        return lambda server, to: windows.tokens(server, CHATS, armed)
+
+    def mixed(server: Server, to: Path) -> dict[str, Any]:
+        return windows.mixed(server, CHATS, LONG, windows.baseline_of(read(to, "plain.1")))
+
+    def budget(server: Server, to: Path) -> dict[str, Any]:
+        permille = int((read(to, "spec3.mixed") or {})["share"]["permille"])
+        return windows.budget(server, CHATS, permille, Load(rounds=1, tokens=160))
+
+    def deep(at_once: int, setting: str = windows.SPEC) -> Callable[[Server, Path], dict[str, Any]]:
+        return lambda server, to: windows.deep(server, CHATS, DEEP, at_once, setting)
+
+    def kept(server: Server, to: Path) -> dict[str, Any]:
+        plain = server.start.name == "plain"
+        return windows.save_run(server, to, None if plain else windows.baseline_of(read(to, "plain.1")))
+
+    return [
+        Step("tokens.never-loaded", "clean", 8, tokens()),
+        Step("clean.rate", "clean", 15, lambda server, to: rate(server)),
+        Step("plain.1", "plain", 15, plain(SINGLE, "plain.1")),
+        Step("plain.8", "plain", 15, plain(EIGHT, "plain.8")),
+        Step("plain.deep1", "plain", 40, deep(1, windows.PLAIN)),
+        Step("plain.deep8", "plain", 40, deep(8, windows.PLAIN)),
+        Step("plain.run", "plain", 10, kept, ("plain.deep1",)),
+        Step("tokens.dormant", "spec3", 8, tokens()),
+        Step("spec3.1", "spec3", 25, spec("spec3", SINGLE, "spec3.1"), ("plain.1",)),
+        Step("tokens.armed", "spec3", 8, tokens(armed=True)),
+        Step("spec3.8", "spec3", 20, spec("spec3", EIGHT, "spec3.8"), ("plain.1",)),
+        Step("spec3.deep1", "spec3", 40, deep(1)),
+        Step("spec3.deep8", "spec3", 40, deep(8)),
+        Step("spec3.run", "spec3", 10, kept, ("spec3.deep1",)),
+        Step("spec3.mixed", "spec3", 40, mixed, ("plain.1",)),
+        Step("spec3.budget", "spec3", 75, budget, ("spec3.mixed",)),
+        Step("tokens.disarmed", "spec3", 8, tokens()),
+        Step("timer", "timer", 20, own_timer, ("plain.1",)),
+        Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS)),
+        Step("sync.1", "sync", 20, spec("sync", SINGLE, "sync.1"), ("plain.1",)),
+        Step("plan.1", "plan", 20, spec("plan", SINGLE, "plan.1"), ("plain.1",)),
+        Step("steps2.1", "steps2", 20, spec("steps2", SINGLE, "steps2.1"), ("plain.1",)),
+        Step("steps5.1", "steps5", 20, spec("steps5", SINGLE, "steps5.1"), ("plain.1",)),
+    ]
+
+
+def rate(server: Server) -> dict[str, Any]:
+    """Decode rates of a server without specmeter, at one and eight requests."""
+    return {
+        "1": drive(server.url, CHATS, SINGLE, "rate", windows.SPEC).summary(),
+        "8": drive(server.url, CHATS, EIGHT, "rate", windows.SPEC).summary(),
+    }
+
+
+TIMED = "sglang:forward_execution_seconds"
+
+
+def own_timer(server: Server, to: Path) -> dict[str, Any]:
+    """Our device spans of the target's forward against SGLang's device timer around the same replays.
+
+    Its counter grows by the seconds between two events around a forward (utils/device_timer.py); its last forward may
+    be read late, which is one in thousands.
+    """
+    before = windows.metrics(server)
+    document = windows.phases(server, CHATS, SINGLE, to, "timer.1", windows.baseline_of(read(to, "plain.1")))
+    drive(server.url, CHATS, Load(1, 8, 1, 1), "flush", "flush")
+    after = windows.metrics(server)
+
+    def grown(category: str) -> float:
+        def seconds(scrape: Any) -> float:
+            found = scrape.samples.get(TIMED, [])
+            return float(sum(s.value for s in found if s.labels.get("category") == category))
+
+        return seconds(after) - seconds(before)
+
+    categories = {s.labels.get("category", "") for s in after.samples.get(TIMED, [])}
+    cycles = (after.total("sglang:spec_verify_calls") or 0) - (before.total("sglang:spec_verify_calls") or 0)
+    theirs = {category: grown(category) for category in sorted(categories)}
+    mean = 1000 * theirs.get("target_verify", 0.0) / cycles if cycles else None
+    ours = document["device_medians"].get("verify.forward", {}).get("mean_ms")
+    ratio = ours / mean if ours and mean else None
+    return {
+        "line": f"ours / theirs {ratio}",
+        "their_seconds": theirs,
+        "verify_calls": cycles,
+        "their_mean_ms": mean,
+        "our_mean_ms": ours,
+        "ratio": ratio,
+        "window": document,
+    }
+
+
+def compare(out: Path) -> dict[str, Any]:
+    """What the step results say together: equal tokens, and speeds side by side."""
+    first = read(out, "tokens.never-loaded")
+    stages = ("tokens.dormant", "tokens.armed", "tokens.disarmed")
+    speeds = {}
+    for name in [step.name for step in steps(out)]:
+        document = read(out, name) or {}
+        if "analysis" in document:
+            analysis = document["analysis"]
+            speeds[name] = {
+                "cycle_ms": analysis["cycle"]["mean_ms"],
+                "tok_s_median": document["client"]["decode_tok_s_median"],
+                "break_even": analysis.get("break_even"),
+                "accept_length": analysis["acceptance"].get("accept_length"),
+            }
+    return {"same_ids": {name: windows.same_ids(first, read(out, name)) for name in stages}, "speeds": speeds}
+
+
+def rehearsal(work: Path) -> tuple[Place, list[Start]]:
+    """The miniature server in place of SGLang: every server is the same one."""
+    command = (sys.executable, str(MINI / "front.py"))
+    place = Place(work, MINI, CHATS, engine=None, recipe=MINI / "minisgl.toml")
+    names = ("spec3", "plain", "clean", "timer", "sync", "plan", "steps2", "steps5")
+    return place, [
+        *(Start(name, command, linked=name != "clean") for name in names),
+        Start("adaptive", (*command, "--adaptive"), knobs=("draft_steps",)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("site", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds of this call")
+    parser.add_argument("--only", nargs="+", default=[], metavar="SERVER", help="these servers alone")
+    parser.add_argument("--rehearse", action="store_true")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.rehearse:
+        place, servers = rehearsal(args.work)
+    else:
+        place = Place(args.work, args.site, CHATS)
+        servers = starts(args.model, copy_head(HEAD, args.work / "head"), args.work)
+    limit = args.budget - CLOSING_S - 5
+
+    def smollm2(out: Path) -> None:
+        try:
+            wanted = [step for step in steps(out) if not args.only or step.server in args.only]
+            run_steps(place, servers, wanted, out, limit - 15)
+        finally:
+            together = compare(out)
+            (out / "together.json").write_text(json.dumps(together, indent=1))
+            print(json.dumps(together["same_ids"]), flush=True)
+            for name, speed in together["speeds"].items():
+                print(f"{name}: {speed['tok_s_median']} tok/s, cycle {speed['cycle_ms']['point']:.3f} ms", flush=True)
+
+    sys.exit(run_parts((Part("smollm2", smollm2, limit),), args.work, args.budget, packer(args.out)))
+
+
+if __name__ == "__main__":
+    main()
