@@ -26,7 +26,14 @@ class Place(Protocol):
         """The hosts as ``--on`` named them, none for this machine."""
         ...
 
-    def prepare(self, spec: ServerSpec, engine: str | None, python: Path | None, recipe: Path | None) -> control.Link:
+    def prepare(
+        self,
+        spec: ServerSpec,
+        engine: str | None,
+        python: Path | None,
+        recipe: Path | None,
+        device: str | None = None,
+    ) -> control.Link:
         """Plan for the command of ``spec`` and make a link. Raises SpecmeterError with the reason if it cannot be."""
         ...
 
@@ -102,13 +109,23 @@ class Here:
 
     names: tuple[str, ...] = ()
 
-    def prepare(self, spec: ServerSpec, engine: str | None, python: Path | None, recipe: Path | None) -> control.Link:
+    def prepare(
+        self,
+        spec: ServerSpec,
+        engine: str | None,
+        python: Path | None,
+        recipe: Path | None,
+        device: str | None = None,
+    ) -> control.Link:
         """Plan here."""
         reason = control.why_not_up(spec.command)
         if reason:
             what, step = "The probes cannot get into this server.", "Leave the option out."
             raise SpecmeterError(what, reason, step, Exit.REFUSED)
-        return prepare_link(list(spec.command), engine=engine, python=python, recipe=recipe)
+        return prepare_link(
+            list(spec.command), engine=engine, python=python, recipe=recipe,
+            device_events=device is not None, device_stamps=device == "stamps",
+        )  # fmt: skip
 
     def find_link(self, name: str | None) -> control.Link:
         """A link of this user."""

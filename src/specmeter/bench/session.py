@@ -98,7 +98,10 @@ def _beat(place: Place, link: control.Link, ended: threading.Event) -> None:
 
 @dataclass(frozen=True)
 class Probing:
-    """How a server is to be probed, and where: ``probes`` False starts it without a runtime."""
+    """How a server is to be probed, and where: ``probes`` False starts it without a runtime.
+
+    ``device``: None, "events" (device points outside graphs), or "stamps" (inside them too).
+    """
 
     python: Path | None = None
     recipe: Path | None = None
@@ -106,6 +109,7 @@ class Probing:
     model_name: str | None = None
     start_timeout_s: float | None = None
     place: Place = HERE
+    device: str | None = None
 
 
 def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
@@ -116,7 +120,7 @@ def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
     if not probing.probes or not spec.command:
         return None
     name = RECIPE_ENGINES.get(spec.engine or "", spec.engine)
-    return probing.place.prepare(spec, name, probing.python, probing.recipe)
+    return probing.place.prepare(spec, name, probing.python, probing.recipe, probing.device)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from specmeter.commands.device_options import add_device_arguments, device_of
 from specmeter.control.link import Link, find_link, links
 from specmeter.errors import SpecmeterError
 
@@ -20,6 +21,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="ID", help="id of the link: an existing one is used, a new one is kept")
     parser.add_argument("--armed", action="store_true", help="probes are in from the first import on")
     parser.add_argument("--records", type=int, metavar="N", help="records a process keeps (32 bytes each)")
+    add_device_arguments(parser)
     parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- CMD", help="the server's command line")
 
 
@@ -60,5 +62,7 @@ def link_for(args: argparse.Namespace, command: Sequence[str]) -> tuple[Link, bo
         link_id=args.link,
         armed=args.armed,
         capacity=args.records,
+        device_events=device_of(args) is not None,
+        device_stamps=device_of(args) == "stamps",
     )
     return link, args.link is None

@@ -16,6 +16,7 @@ from specmeter.bench.place import HERE, Place
 from specmeter.bench.prompts import PromptSet, load_prompts
 from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing, with_engine
+from specmeter.commands.device_options import add_device_arguments, device_of
 from specmeter.eagle.settings import SpecSettings
 from specmeter.engines import ServerSpec, Setting
 from specmeter.engines.spec import add_server_arguments, server_spec
@@ -50,6 +51,7 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the plan is made, and where the run goes."""
     parser.add_argument("--python", type=Path, metavar="EXE", help="the server's interpreter")
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="your own recipe")
+    add_device_arguments(parser)
     parser.add_argument("--start-timeout", type=float, metavar="S", help="seconds to wait for a healthy server")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: ./specmeter-runs/...)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -85,7 +87,7 @@ def sending(args: argparse.Namespace) -> Sending:
 
 def probing(args: argparse.Namespace, probes: bool = True, place: Place = HERE) -> Probing:
     """How the server is probed, and where."""
-    return Probing(args.python, args.recipe, probes, args.model_name, args.start_timeout, place)
+    return Probing(args.python, args.recipe, probes, args.model_name, args.start_timeout, place, device_of(args))
 
 
 def default_command(args: argparse.Namespace) -> list[str]:

@@ -123,12 +123,14 @@ def make_link(
     capacity: int | None = None,
     watchdog_s: float = 0.0,
     device_events: bool = False,
+    device_stamps: bool = False,
 ) -> Link:
     """Make a link directory from a plan and its code (module name -> blob).
 
     ``command`` is stored as given: mask it first. ``armed``: the processes arm from their first import. ``capacity``:
     records a ring (32 bytes each). ``watchdog_s``: disarm by itself so long after the last ``beat``, 0 never.
-    ``device_events``: points whose clock is the device also record CUDA events outside graph capture.
+    ``device_events``: points whose clock is the device are also timed by events outside graph capture.
+    ``device_stamps``: graphs get stamps as they are captured, armed or not (docs/device-time.md).
     Raises SpecmeterError when the id is taken or the folder cannot be used. Killed at any moment, the link is whole or
     not there.
     """
@@ -144,6 +146,7 @@ def make_link(
         "command": list(command),
         "capacity": capacity,
         "device_events": device_events,
+        "device_stamps": device_stamps,
         "state": state,
     }
     sweep(folder.parent)

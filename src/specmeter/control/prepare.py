@@ -22,6 +22,7 @@ def prepare_link(
     armed: bool = False,
     capacity: int | None = None,
     device_events: bool = False,
+    device_stamps: bool = False,
     env: Mapping[str, str] | None = None,
     knobs: Sequence[str] = (),
     only: Collection[str] | None = None,
@@ -43,4 +44,5 @@ def prepare_link(
         armed=armed,
         capacity=capacity,
         device_events=device_events,
+        device_stamps=device_stamps,
     )

@@ -123,6 +123,8 @@ class Relay:
             engine=message["engine"],
             python=Path(python) if python else None,
             recipe=Path(recipe) if recipe else None,
+            device_events=message.get("device") is not None,
+            device_stamps=message.get("device") == "stamps",
             env=env,
         )
         self._own[link.id] = self._found[link.id] = link

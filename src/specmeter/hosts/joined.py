@@ -60,7 +60,14 @@ class Joined:
         ]
         return bounds + [note for place in self._all for note in place.notes()]
 
-    def prepare(self, spec: ServerSpec, engine: str | None, python: Path | None, recipe: Path | None) -> control.Link:
+    def prepare(
+        self,
+        spec: ServerSpec,
+        engine: str | None,
+        python: Path | None,
+        recipe: Path | None,
+        device: str | None = None,
+    ) -> control.Link:
         """Refused: each host's command has a rank of its own."""
         raise SpecmeterError(
             f"One command cannot be started on {len(self._all)} hosts.",

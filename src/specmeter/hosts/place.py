@@ -71,7 +71,14 @@ class There:
         for mirror in self.mirrors.values():
             mirror.close()
 
-    def prepare(self, spec: ServerSpec, engine: str | None, python: Path | None, recipe: Path | None) -> control.Link:
+    def prepare(
+        self,
+        spec: ServerSpec,
+        engine: str | None,
+        python: Path | None,
+        recipe: Path | None,
+        device: str | None = None,
+    ) -> control.Link:
         """Plan there, with that host's interpreter and files."""
         described, _ = self.relay.call(
             "prepare",
@@ -80,6 +87,7 @@ class There:
             engine=engine,
             python=None if python is None else str(python),
             recipe=None if recipe is None else str(recipe),
+            device=device,
         )
         return self._checked(described)
 

@@ -28,7 +28,7 @@ _RECIPE = {"schema", "engine", "about", "modes", "versions", "runner", "point", 
 _MODES = ("decode", "prefill", "mixed")
 _VERSIONS = {"dist", "range"}
 _RUNNER = {"name", "range", "about"}
-_POINT = {"name", "role", "kind", "clock", "required", "step", "runner", "range", "about", "anchors", "values"}
+_POINT = {"name", "role", "kind", "clock", "required", "step", "stamp", "runner", "range", "about", "anchors", "values"}
 _KNOB = {"name", "about", "point", "path", "shape", "low", "most", "hint", "range", "needs"}
 _ANCHOR = {"range", "module", "function", "call", "inside", "args", "sites"}
 
@@ -143,6 +143,8 @@ def _check_point(found: _Problems, where: str, point: Mapping[str, Any], runners
     found.range(where, point)
     if not isinstance(point.get("required", False), bool):
         found.add(where, "required is true or false")
+    if point.get("stamp", False) not in (True, False) or (point.get("stamp") and point.get("clock") != "device"):
+        found.add(where, 'stamp is true or false, and true only with clock = "device"')
     if "runner" in point and point["runner"] not in runners:
         found.add(where, f"runner = {point['runner']!r} is not declared: {', '.join(runners) or 'no [[runner]] is'}")
     _check_role(found, where, point)

@@ -38,6 +38,8 @@ class Arming:
         self._note = note
         self._news = news
         self.left = False
+        # Points that go into graphs, which a server captures at its start; empty once it was disarmed.
+        self.stamped: Set[int] = set()
 
     # -- modules --------------------------------------------------------------------------------------------------
 
@@ -56,6 +58,8 @@ class Arming:
             for swap in taken:
                 if not swap.compiled:
                     swap.put("in")
+        else:
+            self._put_stamped(taken)
         self._taken[module] = taken
         self.swaps.extend(taken)
 
@@ -80,6 +84,7 @@ class Arming:
         put_nested([swap for swap in self.swaps if swap.state == ("in" if armed else "out")], armed)
         if not armed:
             self._recorder.set_writing(False)
+            self.stamped = set()
             running = running_codes()
             self.in_flight = [swap.qualname for swap in self.swaps if swap.on_stack(running, True)]
 
@@ -127,6 +132,16 @@ class Arming:
 
     def _live(self) -> List[Swap]:
         return [swap for swap in self.swaps if not swap.reason and not self._dead(swap)]
+
+    def _put_stamped(self, swaps: List[Swap]) -> None:
+        """Before arming: put in the functions whose points go into graphs. They write no records."""
+        chosen = [swap for swap in swaps if not self.stamped.isdisjoint(swap.points)]
+        if not chosen or self.armed or self.left:
+            return
+        self._refuse_compiled(chosen)
+        self._recorder.set_writing(False)
+        for swap in chosen:
+            swap.put("out" if self._dead(swap) else "in")
 
     def _dead(self, swap: Swap) -> bool:
         return bool(swap.compiled) or all(id in self.disarmed for id in swap.points)
@@ -183,6 +198,8 @@ class Arming:
                         swap.put("in")
                     put_nested(self._live(), True)
                     self._news()
+                else:
+                    self._put_stamped(self.swaps)
         except Exception as error:
             self._note("torch.compile", error)
 

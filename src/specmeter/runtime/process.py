@@ -104,8 +104,9 @@ class Runtime:
         state = document["state"]
         self._capacity = int(document.get("capacity") or DEFAULT_CAPACITY)
         outside, inside = device_asked(document)
-        if outside or inside:
+        if (outside or inside) and self.recorder.events is None:
             self.recorder.time_device(outside, inside)
+            self.arming.stamped = {id for id, point in self._points.items() if inside and point.get("stamp")}
         self.generation = int(state["generation"])
         self._watchdog_s = float(state.get("watchdog_s") or 0.0)
         self.arming.mix = dict(state.get("mix") or {})
@@ -119,6 +120,8 @@ class Runtime:
     def _take(self, module: ModuleType, spec: Any) -> None:
         name = spec.name
         self.arming.drop(name)  # a reload: the functions are new ones
+        if self.recorder.events is not None:
+            self.recorder.events.follow_graphs()
         try:
             content = load_code(self.link, name, spec.origin or "", self.plan or {})
         except CannotLoad as reason:
@@ -211,6 +214,8 @@ class Runtime:
         self._set_armed(False)
         self._hook.remove()
         self._tracer_hook.remove()
+        if self.recorder.events is not None:
+            self.recorder.events.leave()
         self.detached = True
         self.arming.leave()
         line, self._line = self._line, None  # a closed handle's number may soon be the server's

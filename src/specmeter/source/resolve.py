@@ -16,7 +16,7 @@ from .knobs import drop_lost, open_knobs, resolve_knobs
 from .pyfile import SourceError
 
 Plain = Dict[str, Any]
-_COPIED = ("name", "role", "kind", "clock", "required", "step", "runner", "about")
+_COPIED = ("name", "role", "kind", "clock", "required", "step", "stamp", "runner", "about")
 
 
 def engines(recipes: Sequence[Mapping[str, Any]], entries: Sequence[str]) -> List[Plain]:
