@@ -8,7 +8,7 @@ import argparse
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """``--device`` and ``--stamps``."""
     parser.add_argument(
-        "--device", action="store_true", help="time device points outside captured graphs, by events (docs/device-time.md)"
+        "--device", action="store_true", help="time device points outside graphs, by events (docs/device-time.md)"
     )
     parser.add_argument(
         "--stamps",

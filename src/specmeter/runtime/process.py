@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Optional
 from . import compilers, forks, layout, report
 from .arming import Arming
 from .control import ControlLine
-from .device import device_asked
 from .deep import Deep
+from .device import device_asked
 from .hook import ImportHook
 from .knobs import Knobs
 from .loading import CannotLoad, load_code
