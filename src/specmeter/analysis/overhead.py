@@ -17,37 +17,45 @@ NEIGHBOURS = 41
 
 
 def drawn_overhead(rank: RankTrace, requests: Sequence[Request] = (), trim: float = 0.1) -> Overhead | None:
-    """Yuen's interval on the probes' cost, each cycle measured in medians of the ``NEIGHBOURS`` cycles around it.
+    """Yuen's interval on the probes' cost, each cycle measured in medians of ``NEIGHBOURS`` clean cycles around it.
 
-    The neighbours take out drift of the machine and growth of the context, alike for both sides. Cycles are chosen
+    The neighbours take out drift of the machine and growth of the context, alike for both sides; those with probes are
+    not among them, as their cost would be in the measure, more of it by chance here than there. Cycles are chosen
     without the probes' own values, which cycles of the original code lack: cycles that run while a request waits for
     its first token are left out, and the one after. None where nothing was drawn, or with fewer than 10 cycles a side.
     """
     usable = comparable(rank, requests)
     at = np.flatnonzero(usable)
-    if len(at) < 20:
+    inside = rank.cycles.probed[at] == 1
+    clean = np.flatnonzero(~inside)
+    if min(len(clean), len(at) - len(clean)) < 10:
         return None
     ms = rank.cycles.dur_ns[at] / 1e6
-    relative = ms / _local_medians(ms)
-    inside = rank.cycles.probed[at] == 1
+    place = np.minimum(np.searchsorted(clean, np.arange(len(at))), len(clean) - 1)
+    relative = ms / _local_medians(ms[clean])[place]
     found = ab_overhead(relative[inside], relative[~inside], trim)
     if found is None:
         return None
-    mean = float(np.median(ms))
-    return replace(found, ms=_scaled(found.ms, mean))
+    return replace(found, ms=_scaled(found.ms, float(np.median(ms[clean]))))
 
 
 def comparable(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.bool_]:
     """Kept cycles with the probes drawn in or out, none of them with or right after prefill, whichever side."""
     table = rank.cycles
     usable: NDArray[np.bool_] = table.drawn & (table.drop == KEPT) & (table.probed != 2)
+    return usable & ~near_prefill(rank, requests)
+
+
+def near_prefill(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.bool_]:
+    """Cycles that run while a request waits for its first token, and the one after."""
+    table = rank.cycles
     prefill = table.drop == FIRST
     for request in requests:
         first = request.first_ns or request.end_ns
         prefill |= (table.t0_ns <= first) & (table.t0_ns + table.dur_ns >= request.send_ns)
-    usable &= ~prefill
-    usable[1:] &= ~prefill[:-1]
-    return usable
+    after = prefill.copy()
+    after[1:] |= prefill[:-1]
+    return after
 
 
 def _local_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
 from specmeter.analysis.overhead import drawn_overhead
 from specmeter.analysis.ranks import rank_tables
+from specmeter.analysis.sampling import Share, clean_cycles, sampling_facts
 from specmeter.analysis.seams import device_facts
 from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import (
@@ -79,11 +80,15 @@ def analyse(
     baseline: Baseline | None = None,
     setting: str | None = None,
     rings: Sequence[Ring] = (),
+    share: Share | None = None,
+    reports: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The document of analysis.json for one setting (None: every request that is not the baseline's).
 
     ``baseline`` None takes it from the trace's own baseline cycles, if there are any. ``rings`` are read for device
-    spans. Raises SpecmeterError when no decode cycle remains.
+    spans. With ``share`` some of the cycles were sampled under a budget: the phases are those of the sampled cycles,
+    the cycle's time is that of all; ``reports`` are what the processes said. Raises SpecmeterError when no decode
+    cycle remains.
     """
     mask = np.array([_wanted(r, setting) for r in trace.requests], bool)
     rank = trace.main
@@ -100,8 +105,11 @@ def analyse(
     averaged = probed if probed.any() else chosen
     timed = without_stalls(rank.cycles.dur_ns, averaged)
     table = breakdown(rank, trace.index, timed)
-    accepted = acceptance(rank, probed)
-    cycle = cycle_interval(rank, timed)
+    comparable = probed if share is None else clean_cycles(rank, chosen, trace.requests)
+    # Under overlap scheduling a sampled cycle reads the counts of the one before, which may be a clean one.
+    accepted = acceptance(rank, comparable)
+    every = timed if share is None else without_stalls(rank.cycles.dur_ns, comparable)
+    cycle = cycle_interval(rank, every)
     gain = _gain(cycle, accepted, base)
     measured = _measured(requests, setting)
     document: dict[str, Any] = {
@@ -114,6 +122,7 @@ def analyse(
         "cycle": {
             "mean_ms": cycle.as_json(),
             **_cycle_facts(table, rank, without_stalls(rank.cycles.dur_ns, chosen)),
+            **(_cycle_times(rank, every) if share is not None else {}),
             "stalled": stall_facts(rank.cycles.dur_ns, averaged),
         },
         **_tables(table),
@@ -127,6 +136,7 @@ def analyse(
         "device": device_facts(rings, rank, timed),
         "measured_speedup": measured.as_json() if measured else None,
         "overhead": _overhead(rank, trace.requests),
+        **({"sampling": sampling_facts(rank, chosen, trace.requests, share, reports)} if share is not None else {}),
         **rank_tables(trace, mask),
         "records": {"count": trace.records, "overwritten": trace.overwritten, "holes": trace.holes},
         "refused": list(trace.plan.get("refused", [])),
@@ -161,6 +171,12 @@ def _cycle_facts(table: Breakdown, rank: RankTrace, chosen: NDArray[np.bool_]) -
         "batch_mean": float(batch[batch > 0].mean()) if bool((batch > 0).any()) else None,
         "drift": asdict(drift) if drift else None,
     }
+
+
+def _cycle_times(rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+    """p50, p95 and count over cycles of either kind, sampled and clean."""
+    p50, p95 = np.percentile(rank.cycles.dur_ns[chosen] / 1e6, [50, 95]).tolist()
+    return {"p50_ms": p50, "p95_ms": p95, "count": int(np.count_nonzero(chosen))}
 
 
 def _tables(table: Breakdown) -> dict[str, Any]:

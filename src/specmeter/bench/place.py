@@ -65,8 +65,15 @@ class Place(Protocol):
         """Wait until so many processes of the link have come up. Raises SpecmeterError after ``timeout_s``."""
         ...
 
-    def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
-        """Put the probes in; gives the pids of processes that did not answer."""
+    def arm(
+        self,
+        link: control.Link,
+        timeout_s: float,
+        watchdog_s: float,
+        sampling: control.Sampling | None = None,
+        nvtx: bool | None = None,
+    ) -> Sequence[int]:
+        """Put the probes in, as ``control.arm`` does; gives the pids of processes that did not answer."""
         ...
 
     def beat(self, link: control.Link) -> None:
@@ -159,9 +166,17 @@ class Here:
         """Look at the link's folder."""
         control.wait_for_processes(link, count, timeout_s)
 
-    def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
+    def arm(
+        self,
+        link: control.Link,
+        timeout_s: float,
+        watchdog_s: float,
+        sampling: control.Sampling | None = None,
+        nvtx: bool | None = None,
+    ) -> Sequence[int]:
         """Become the link's controller and arm."""
-        return [process.pid for process in control.arm(link, timeout_s, watchdog_s).silent]
+        ack = control.arm(link, timeout_s, watchdog_s, sampling=sampling, nvtx=nvtx)
+        return [process.pid for process in ack.silent]
 
     def beat(self, link: control.Link) -> None:
         """Through their control lines."""

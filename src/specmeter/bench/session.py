@@ -52,6 +52,22 @@ class Session:
             self.check_death()
         return result
 
+    def sample(self, sampling: control.Sampling) -> None:
+        """While armed: have the probes in another share of the cycles from now on. Raises SpecmeterError as arming."""
+        if self.link is not None:
+            self._arm(sampling, None)
+
+    def _arm(self, sampling: control.Sampling | None, nvtx: bool | None) -> None:
+        assert self.link is not None
+        silent = self.place.arm(self.link, 10.0, WATCHDOG_S, sampling, nvtx)
+        if silent:
+            raise SpecmeterError(
+                "The probes could not be put in.",
+                f"No answer from process {', '.join(map(str, silent))}.",
+                f"specmeter status --link {self.link.id} says more.",
+                Exit.SERVER_FAILED,
+            )
+
     def check_death(self) -> None:
         """Raise if the server has ended; a broken connection comes a moment before the exit code."""
         deadline = time.monotonic() + DEATH_S
@@ -60,10 +76,11 @@ class Session:
             time.sleep(0.05)
 
     @contextlib.contextmanager
-    def armed(self) -> Iterator[None]:
+    def armed(self, sampling: control.Sampling | None = None, nvtx: bool | None = None) -> Iterator[None]:
         """Probes in while inside; out again at the end, when what they wrote can be read from ``link.path``.
 
-        Raises SpecmeterError if a process does not answer.
+        With ``sampling`` in some of the cycles, drawn at random; ``sample`` changes the share. ``nvtx``: spans also
+        push NVTX ranges (None: as the link says). Raises SpecmeterError if a process does not answer.
         """
         if self.link is None:
             yield
@@ -73,14 +90,7 @@ class Session:
         ended = threading.Event()
         beating = threading.Thread(target=_beat, args=(place, link, ended), daemon=True)
         try:
-            silent = place.arm(link, 10.0, WATCHDOG_S)
-            if silent:
-                raise SpecmeterError(
-                    "The probes could not be put in.",
-                    f"No answer from process {', '.join(map(str, silent))}.",
-                    f"specmeter status --link {link.id} says more.",
-                    Exit.SERVER_FAILED,
-                )
+            self._arm(sampling, nvtx)
             beating.start()
             yield
         finally:

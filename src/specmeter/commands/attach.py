@@ -11,6 +11,7 @@ from specmeter import __version__
 from specmeter.attach import obstacles, routes
 from specmeter.attach.obstacles import Obstacle
 from specmeter.attach.routes import Closed
+from specmeter.commands.link_options import add_always_on_arguments, sampling_for
 from specmeter.commands.source import process_of
 from specmeter.control.link import Link, make_link, remove_link
 from specmeter.control.processes import arm, processes
@@ -28,6 +29,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="ID", help="id of the link to make")
     parser.add_argument("--records", type=int, metavar="N", help="records a process keeps (32 bytes each)")
     parser.add_argument("--armed", action="store_true", help="arm at once")
+    add_always_on_arguments(parser)
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds to wait for the process")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -111,7 +113,7 @@ def _enter(args: argparse.Namespace, link: Link, process: Process, open_routes: 
 
 def _done(args: argparse.Namespace, link: Link, route: str) -> int:
     if args.armed:
-        arm(link)
+        arm(link, sampling=sampling_for(args, "it was not measured"), nvtx=args.nvtx or None)
     found = [process for process in processes(link, alive_only=True) if process.pid == args.pid]
     result: dict[str, Any] = {"pid": args.pid, "route": route, "link": link.id, "path": str(link.path)}
     result["points"] = len(found[0].report["points"]) if found else 0

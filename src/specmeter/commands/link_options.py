@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specmeter.commands.device_options import add_device_arguments, device_of
 from specmeter.control.link import Link, find_link, links
+from specmeter.control.sampling import DEFAULT_BUDGET_PERCENT, Sampling, assumed_sampling, checked_budget
 from specmeter.errors import SpecmeterError
 
 
@@ -20,6 +21,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="your own recipe instead of the built-in one")
     parser.add_argument("--link", metavar="ID", help="id of the link: an existing one is used, a new one is kept")
     parser.add_argument("--armed", action="store_true", help="probes are in from the first import on")
+    add_always_on_arguments(parser)
     parser.add_argument("--records", type=int, metavar="N", help="records a process keeps (32 bytes each)")
     add_device_arguments(parser)
     parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- CMD", help="the server's command line")
@@ -29,6 +31,21 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the commands that act on an existing link."""
     parser.add_argument("--link", metavar="ID", help="id or folder of the link; not needed when there is only one")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_always_on_arguments(parser: argparse.ArgumentParser) -> None:
+    """What probes may cost that stay in while nobody looks, and NVTX ranges."""
+    parser.add_argument(
+        "--budget", type=float, default=DEFAULT_BUDGET_PERCENT, metavar="PERCENT",
+        help="what armed probes may cost, in percent of the cycle: only some cycles have them (default: 1)",
+    )  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="when armed, every cycle has the probes, whatever it costs")
+    parser.add_argument("--nvtx", action="store_true", help="spans also push NVTX ranges")
+
+
+def sampling_for(args: argparse.Namespace, reason: str) -> Sampling | None:
+    """How to arm at first, None for every cycle; ``reason``: why the cost is not known. Raises SpecmeterError."""
+    return None if args.full else assumed_sampling(checked_budget(args.budget), reason)
 
 
 def command_words(args: argparse.Namespace, needed: bool) -> list[str]:
@@ -49,6 +66,7 @@ def link_for(args: argparse.Namespace, command: Sequence[str]) -> tuple[Link, bo
     """The link that ``--link`` names if it exists, else a new one; and whether it goes with its server."""
     if args.records is not None and args.records < 1024:
         raise SpecmeterError(f"--records {args.records} is too few", "A ring holds at least 1024 records.")
+    sampling = sampling_for(args, "it is not measured at the start") if args.armed else None
     if args.link and any(link.id == args.link for link in links()):
         return find_link(args.link), False
     # The planner is only needed here, and arm, disarm and status should start quickly.
@@ -64,5 +82,7 @@ def link_for(args: argparse.Namespace, command: Sequence[str]) -> tuple[Link, bo
         capacity=args.records,
         device_events=device_of(args) is not None,
         device_stamps=device_of(args) == "stamps",
+        mix=sampling.as_json() if sampling is not None else None,
+        nvtx=args.nvtx,
     )
     return link, args.link is None

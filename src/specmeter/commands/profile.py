@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import control
+from specmeter.analysis.device_report import with_kept
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
+from specmeter.analysis.sampling import Share
 from specmeter.analysis.stats import Interval
+from specmeter.bench.budget import Budget, measured_share
 from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.place import HERE, Place
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved, warm_up
 from specmeter.bench.session import Probing, Session, planned_link, session
+from specmeter.commands.budget_options import add_budget_arguments, budget_of
+from specmeter.commands.deep_option import add_deep_argument, deep_cycles, deep_document, take_windows
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
@@ -51,8 +56,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topk", type=int, default=1, metavar="N", help="branches a step (default: 1, a chain)")
     parser.add_argument("--draft-tokens", type=int, metavar="N", help="tokens verified a cycle, the root included")
     parser.add_argument("--baseline", default="auto", metavar="auto|none|DIR", help="plain decoding to compare with")
+    add_deep_argument(parser)
     add_load_arguments(parser, requests=12, max_tokens=128)
     add_probe_arguments(parser)
+    add_budget_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +76,9 @@ class Taken:
     requests: list[Request] = field(default_factory=list)
     trace: Trace | None = None
     counted: Counters = field(default_factory=Counters)
+    notes: list[str] = field(default_factory=list)
+    share: Share | None = None
+    reports: list[dict[str, Any]] = field(default_factory=list)
 
 
 def measure(
@@ -88,6 +98,8 @@ def measure(
             Exit.REFUSED,
         )
     check_settings(spec, [asked] if asked is not None else [])
+    deep = deep_cycles(args, place)
+    budget = budget_of(args)
     spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
     link = planned_link(spec, how)
     try:
@@ -99,19 +111,25 @@ def measure(
             how.place.remove_link(link)
         raise
     chosen = prompts.sample(args.requests, args.seed)
-    taken = _take(spec, link, writer, how, progress, settings, chosen, sending(args), "server")
+    taken = _take(spec, link, writer, how, progress, settings, chosen, sending(args), budget, deep=deep)
     assert taken.trace is not None
-    requests, warnings = list(taken.requests), []
+    requests, warnings = list(taken.requests), list(taken.notes)
     base = saved
     if saved is None and args.baseline == "none":
         base = Baseline(None, "none", "the baseline was not asked for (--baseline none)")
     elif saved is None and BASELINE not in settings:
-        base, more, warning = _second_start(spec, how, writer, progress, chosen, sending(args))
+        budget = budget.again(taken.share)
+        base, more, warning = _second_start(spec, how, writer, progress, chosen, sending(args), budget, deep)
         requests += more
         warnings += [warning] if warning else []
-    document = analyse(taken.trace, requests, base, rings=device_rings(writer.path))
+    document = analyse(
+        taken.trace, requests, base, rings=device_rings(writer.path), share=taken.share, reports=taken.reports
+    )
     document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
     document["engine_counters"] = _counters(taken.counted)
+    document["deep"] = deep_document(writer, taken.trace, warnings)
+    with contextlib.suppress(SpecmeterError):  # a damaged window is among the warnings by now
+        document = with_kept(document, writer.path, taken.trace)
     wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None
     if not place.names:
         keep_server(writer, spec, taken.trace.plan)
@@ -173,16 +191,19 @@ def _take(
     settings: Sequence[Setting | None],
     prompts: Sequence[Prompt],
     send: Sending,
-    name: str,
+    budget: Budget,
     start: int = 0,
+    deep: int = 0,
 ) -> Taken:
     """One server: warm up, arm, drive, disarm, read the rings."""
     taken = Taken()
-    with session(spec, link, writer, how, progress, name) as running:
+    with session(spec, link, writer, how, progress, "server") as running:
         assert running.link is not None
         writer.write_plan(running.link.plan())
         try:
-            _drive(running, settings, prompts, send, taken, start)
+            _drive(running, settings, prompts, send, taken, start, budget)
+            taken.notes += take_windows(running, settings, prompts, send, deep, writer)
+            taken.reports = [process.report for process in control.processes(running.link)]
         finally:
             with contextlib.suppress(OSError), writer.postponing():
                 writer.save_rings(running.link.path)
@@ -199,11 +220,13 @@ def _drive(
     send: Sending,
     taken: Taken,
     start: int,
+    budget: Budget,
 ) -> None:
     warm = running.drive("warm-up", warm_up(prompts[0], settings, running.engine, send))
     raise_failure(warm.outcomes, "The warm-up failed.")
-    before = running.server.metrics()
-    with running.armed():
+    with running.armed(budget.first(), budget.nvtx):
+        taken.share = measured_share(running, budget, prompts, settings[:1], send)
+        before = running.server.metrics()
         result = running.drive("measuring", interleaved(prompts, settings, running.engine, send))
         taken.requests += [as_request(outcome, start) for outcome in result.outcomes]
     taken.counted = running.server.metrics().since(before)
@@ -211,7 +234,14 @@ def _drive(
 
 
 def _second_start(
-    spec: ServerSpec, how: Probing, writer: RunWriter, progress: Progress, prompts: Sequence[Prompt], send: Sending
+    spec: ServerSpec,
+    how: Probing,
+    writer: RunWriter,
+    progress: Progress,
+    prompts: Sequence[Prompt],
+    send: Sending,
+    budget: Budget,
+    deep: int,
 ) -> tuple[Baseline, list[Request], str]:
     """The baseline from another start of the same command without its speculative flags, under the same probes."""
     if not spec.command or spec.engine is None:
@@ -220,14 +250,14 @@ def _second_start(
     plain = replace(spec, command=engine_named(spec.engine).with_setting(spec.command, BASELINE))
     link = planned_link(plain, how)
     child = writer.child("baseline", settings=["baseline"])
-    taken = _take(plain, link, child, how, progress, [BASELINE], prompts, send, "server", start=1)
+    taken = _take(plain, link, child, how, progress, [BASELINE], prompts, send, budget, 1, deep)
     assert taken.trace is not None
     child.keep(taken.trace)
     with child.postponing():
         child.finish("complete")
     writer.failure = writer.failure or child.failure
     warning = "the baseline comes from another server start; equal starts differ by up to 6 %"
-    return baseline_from_trace(taken.trace), taken.requests, warning
+    return baseline_from_trace(taken.trace), taken.requests, "; ".join([warning, *taken.notes])
 
 
 def _saved_baseline(choice: str) -> Baseline | None:

@@ -83,6 +83,7 @@ def _describe(link: Link) -> dict[str, Any]:
         "command": document["command"],
         "armed": bool(wanted["armed"]),
         "generation": int(wanted["generation"]),
+        "sampling": wanted.get("mix") if wanted["armed"] else None,
         "armed_by": wanted.get("armed_by"),
         "controller": holder.holder(link),
         "processes": found,
@@ -93,7 +94,10 @@ def _describe(link: Link) -> dict[str, Any]:
 def _describe_process(process: Process, names: dict[int, str]) -> dict[str, Any]:
     report = process.report
     hits = count_hits(process.ring)
-    keys = ("engine", "rank", "world", "armed", "generation", "modules", "refused", "in_flight", "faults", "lanes")
+    keys = (
+        "engine", "rank", "world", "armed", "generation", "modules", "refused", "in_flight", "faults", "lanes",
+        "sampling", "nvtx",
+    )  # fmt: skip
     return {
         "pid": process.pid,
         "alive": process.alive,
@@ -117,12 +121,23 @@ def _print_link(entry: dict[str, Any]) -> None:
     print(f"link {entry['link']}  {state}  {' '.join(entry['command'])}")
     if entry["armed"] and entry["armed_by"]:
         print(f"  armed by {holder.describe(entry['armed_by'])}")
+    if entry["sampling"]:
+        print(f"  {sampling_line(entry['sampling'], entry['processes'])}")
     if entry["controller"] is not None and entry["controller"].get("pid") != os.getpid():
         print(f"  controlled by {holder.describe(entry['controller'])}: still running")
     if entry["reason"]:
         print(f"  {entry['reason']}")
     for process in entry["processes"]:
         _print_process(process)
+
+
+def sampling_line(wanted: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """Which share of the cycles has the probes, why, and what number the processes draw by."""
+    head = wanted.get("why") or f"{wanted['permille'] / 10:g} % of the cycles have the probes, drawn at random"
+    counters = {(process.get("sampling") or {}).get("counter") for process in found if process["alive"]} - {None}
+    words = {"iteration": "the engine's forward counter", "cycle": "each process's own count of cycles"}
+    by = " and ".join(words.get(str(counter), str(counter)) for counter in sorted(map(str, counters)))
+    return f"{head}; drawn by {by}" if by else head
 
 
 def _print_process(process: dict[str, Any]) -> None:
@@ -132,6 +147,8 @@ def _print_process(process: dict[str, Any]) -> None:
     rank = "" if process["rank"] is None else f"  rank {process['rank']}"
     ended = "" if process["alive"] else "  (ended)"
     print(f"  process {process['pid']}{ended}{rank}  {armed} of {len(points)} points armed, {hit} hit")
+    if process.get("nvtx") and process["nvtx"]["reason"]:
+        print(f"    no NVTX ranges: {process['nvtx']['reason']}")
     for entry in process["refused"]:
         print(f"    refused: {entry['module']}: {entry['reason']}")
     for entry in process["disarmed"]:

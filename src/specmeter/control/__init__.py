@@ -6,6 +6,7 @@
 from specmeter.control.launch import interpreter_of, launch, launch_env, why_not_up
 from specmeter.control.link import Link, find_link, make_link, open_link, remove_link
 from specmeter.control.processes import (
+    Ack,
     Process,
     arm,
     beat,
@@ -17,10 +18,13 @@ from specmeter.control.processes import (
     turn,
     wait_for_processes,
 )
+from specmeter.control.sampling import Sampling
 
 __all__ = [
+    "Ack",
     "Link",
     "Process",
+    "Sampling",
     "arm",
     "beat",
     "detach",

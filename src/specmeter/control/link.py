@@ -124,20 +124,26 @@ def make_link(
     watchdog_s: float = 0.0,
     device_events: bool = False,
     device_stamps: bool = False,
+    mix: Mapping[str, Any] | None = None,
+    nvtx: bool = False,
 ) -> Link:
     """Make a link directory from a plan and its code (module name -> blob).
 
     ``command`` is stored as given: mask it first. ``armed``: the processes arm from their first import. ``capacity``:
     records a ring (32 bytes each). ``watchdog_s``: disarm by itself so long after the last ``beat``, 0 never.
     ``device_events``: points whose clock is the device are also timed by events outside graph capture.
-    ``device_stamps``: graphs get stamps as they are captured, armed or not (docs/device-time.md).
+    ``device_stamps``: graphs get stamps as they are captured, armed or not (docs/device-time.md). ``mix``: {seed,
+    permille}, with ``armed``: the probes go in and out at random per cycle. ``nvtx``: spans also push NVTX ranges.
     Raises SpecmeterError when the id is taken or the folder cannot be used. Killed at any moment, the link is whole or
     not there.
     """
     id = checked_id(link_id)
     folder = (base or default_base()) / id
     check_free(folder)
-    state = {"armed": armed, "generation": 1 if armed else 0, "watchdog_s": watchdog_s, "mix": None, "detached": False}
+    state = {
+        "armed": armed, "generation": 1 if armed else 0, "watchdog_s": watchdog_s, "detached": False,
+        "mix": dict(mix) if mix else None, "nvtx": nvtx,
+    }  # fmt: skip
     python = plan.get("python") or {}
     document = {
         "id": id,

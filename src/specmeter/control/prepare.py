@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specmeter.control.launch import interpreter_of
 from specmeter.control.link import Link, make_link
@@ -23,6 +24,8 @@ def prepare_link(
     capacity: int | None = None,
     device_events: bool = False,
     device_stamps: bool = False,
+    mix: Mapping[str, Any] | None = None,
+    nvtx: bool = False,
     env: Mapping[str, str] | None = None,
     knobs: Sequence[str] = (),
     only: Collection[str] | None = None,
@@ -45,4 +48,6 @@ def prepare_link(
         capacity=capacity,
         device_events=device_events,
         device_stamps=device_stamps,
+        mix=mix,
+        nvtx=nvtx,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from specmeter.control import holder
 from specmeter.control.link import Link
+from specmeter.control.sampling import Sampling
 from specmeter.errors import Exit, SpecmeterError
 
 POLL_S = 0.01
@@ -90,19 +91,30 @@ def wait_for_processes(link: Link, count: int = 1, timeout_s: float = 60.0) -> l
         time.sleep(POLL_S)
 
 
-def arm(link: Link, timeout_s: float = 10.0, watchdog_s: float | None = None, take_over: bool = False) -> Ack:
+def arm(
+    link: Link,
+    timeout_s: float = 10.0,
+    watchdog_s: float | None = None,
+    take_over: bool = False,
+    sampling: Sampling | None = None,
+    nvtx: bool | None = None,
+) -> Ack:
     """Put the probes in, in every process of the link and in those to come, and wait for the acknowledgements.
 
-    This process then controls the link until it disarms or ends. Raises SpecmeterError (exit 3) when somebody else
-    does, or has armed and ``take_over`` is false.
+    With ``sampling`` they are in at random per cycle, the cycle point always. ``nvtx``: spans also push NVTX ranges
+    (None: as before). This process then controls the link until it disarms or ends. Raises SpecmeterError (exit 3) when
+    somebody else does, or has armed and ``take_over`` is false.
     """
     me = holder.take(link, take_over)
     before = link.document()["state"].get("armed_by") or {}
     extra: dict[str, Any] = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
     if watchdog_s is None and before.get("beats"):
         extra = {"watchdog_s": 0.0}  # the last controller's own, which would disarm an arming that nobody beats for
-    generation = link.update(armed=True, mix=None, armed_by={**me, "beats": watchdog_s is not None}, **extra)
-    return _tell(link, f"arm {generation}", generation, timeout_s)
+    if nvtx is not None:
+        extra["nvtx"] = nvtx
+    drawn = sampling.as_json() if sampling is not None else None
+    generation = link.update(armed=True, mix=drawn, armed_by={**me, "beats": watchdog_s is not None}, **extra)
+    return _tell(link, f"arm {generation}" if sampling is None else sampling.line(generation), generation, timeout_s)
 
 
 def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
@@ -120,13 +132,17 @@ def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
         holder.release(link)
 
 
-def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0) -> Ack:
-    """Arm with the probes in at random per cycle (in for ``permille`` of 1000 draws), the cycle point always in."""
+def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0, why: str = "") -> Ack:
+    """Arm with the probes in at random per cycle (in for ``permille`` of 1000 draws), the cycle point always in.
+
+    Where that is so already only the share changes, and whether somebody beats stays as it is.
+    """
     me = holder.take(link)
     before = link.document()["state"].get("armed_by") or {}
     me["beats"] = bool(before.get("beats"))
-    generation = link.update(armed=True, armed_by=me, mix={"seed": seed, "permille": permille})
-    return _tell(link, f"mix {generation} {seed} {permille}", generation, timeout_s)
+    drawn = Sampling(seed, permille, why)
+    generation = link.update(armed=True, armed_by=me, mix=drawn.as_json())
+    return _tell(link, drawn.line(generation), generation, timeout_s)
 
 
 def detach(link: Link, timeout_s: float = 10.0) -> Ack:

@@ -103,7 +103,8 @@ def kind_counts(kinds: NDArray[np.str_], drafted: NDArray[np.integer[Any]]) -> d
 def baseline_of(run: Run) -> tuple[float | None, float | None]:
     """(baseline step in seconds, probes' share of a cycle) as a saved run measured them; None where it did not."""
     step = (run.analysis.get("baseline") or {}).get("step_ms")
-    overhead = (run.analysis.get("overhead") or {}).get("percent")
+    sampled = (run.analysis.get("sampling") or {}).get("overall_percent")
+    overhead = sampled or (run.analysis.get("overhead") or {}).get("percent")
     return step["point"] / 1e3 if step else None, overhead["point"] / 100 if overhead else None
 
 

@@ -160,7 +160,12 @@ class Relay:
 
     def _do_arm(self, message: Message, payload: bytes) -> Reply:
         link = self._found[message["link"]]
-        ack = control.arm(link, float(message["timeout_s"]), message["watchdog_s"])
+        drawn = message.get("sampling")
+        ack = control.arm(
+            link, float(message["timeout_s"]), message["watchdog_s"],
+            sampling=control.Sampling(int(drawn["seed"]), int(drawn["permille"]), str(drawn["why"])) if drawn else None,
+            nvtx=message.get("nvtx"),
+        )  # fmt: skip
         if message["watchdog_s"] is not None:  # else it is to stay
             self._armed[link.id] = link
         return {"silent": [process.pid for process in ack.silent], "done": len(ack.done)}, b""

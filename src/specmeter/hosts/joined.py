@@ -129,11 +129,18 @@ class Joined:
         for place in self._all:
             place.wait_for_processes(link, count, timeout_s)
 
-    def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
+    def arm(
+        self,
+        link: control.Link,
+        timeout_s: float,
+        watchdog_s: float,
+        sampling: control.Sampling | None = None,
+        nvtx: bool | None = None,
+    ) -> Sequence[int]:
         """On every host, the first one last: its requests come after."""
         silent: list[int] = []
         for place in reversed(self._all):
-            silent += place.arm(link, timeout_s, watchdog_s)
+            silent += place.arm(link, timeout_s, watchdog_s, sampling, nvtx)
         return silent
 
     def beat(self, link: control.Link) -> None:

@@ -159,12 +159,21 @@ class There:
         """Wait there."""
         self.relay.call("wait", link=_far_id(link), count=count, timeout_s=timeout_s)
 
-    def arm(self, link: control.Link, timeout_s: float, watchdog_s: float) -> Sequence[int]:
+    def arm(
+        self,
+        link: control.Link,
+        timeout_s: float,
+        watchdog_s: float,
+        sampling: control.Sampling | None = None,
+        nvtx: bool | None = None,
+    ) -> Sequence[int]:
         """The far end becomes the link's controller."""
         self.relay.call("watch", link=_far_id(link))
         self._armed_s = watchdog_s
         self._say_state()
-        silent = self.relay.call("arm", link=_far_id(link), timeout_s=timeout_s, watchdog_s=watchdog_s)[0]["silent"]
+        message = {"link": _far_id(link), "timeout_s": timeout_s, "watchdog_s": watchdog_s, "nvtx": nvtx}
+        drawn = sampling.as_json() if sampling is not None else None
+        silent = self.relay.call("arm", **message, sampling=drawn)[0]["silent"]
         self._before = self.relay.traffic()
         return [int(pid) for pid in silent]
 

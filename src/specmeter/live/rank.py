@@ -27,6 +27,11 @@ _FIELDS = (
     "plain",
     "plain_ns",
     "seam_ns",
+    "clean",
+    "clean_ns",
+    "hidden",
+    "seen",
+    "seen_tokens",
 )
 _NAMES = np.array(KINDS)
 _AT = {name: i for i, name in enumerate(_FIELDS)}
@@ -40,7 +45,9 @@ _WIDTH = _KEPT0 + MOST_POSITIONS
 class Recent:
     """Sums over some seconds.
 
-    ``cycle_ms`` and the phases are means over speculative cycles, ms; ``rest_ms`` is what no leaf point covers.
+    ``cycle_ms`` and the phases are means over speculative cycles, ms; ``rest_ms`` is what no leaf point covers. With
+    the probes in some cycles only, ``clean`` of the ``cycles`` ran without them: the phases are the others',
+    and the tokens of clean cycles whose counts were not read are taken to be as many as in the others.
     ``tokens_per_s`` counts all tokens, plain steps included. ``kept`` is, for each draft position, the share of the
     sequences that drafted so far; ``plain_ms`` is a step without speculation, over the last minute. None: not known.
     """
@@ -56,6 +63,12 @@ class Recent:
     batch: float | None
     plain_ms: float | None
     seam_ms: float | None
+    clean: int = 0
+
+    @property
+    def split_ms(self) -> float:
+        """The mean cycle that the phases are parts of, ms."""
+        return sum(self.phases_ms.values()) + max(self.rest_ms, 0.0)
 
 
 class RankStats:
@@ -95,6 +108,7 @@ class RankStats:
         busy = at[~self._idle(table.dur_ns[at], table.own_ns[at])]
         decode = busy[table.kind[busy] == DECODE]
         speculative = decode[(table.drafted[decode] != 0) & (table.probed[decode] == 1)]
+        clean = decode[(table.drafted[decode] != 0) & (table.probed[decode] == 0)]
         plain = decode[table.drafted[decode] == 0]
         for name, number in kind_counts(_NAMES[table.kind[at]], table.drafted[at]).items():
             self._kinds[name] = self._kinds.get(name, 0) + number
@@ -103,6 +117,12 @@ class RankStats:
         self._add(second[at], "tokens", np.maximum(table.sampled[at], 0))
         self._add(second[plain], "plain", np.ones(len(plain)))
         self._add(second[plain], "plain_ns", table.dur_ns[plain])
+        self._add(second[clean], "clean", np.ones(len(clean)))
+        self._add(second[clean], "clean_ns", table.dur_ns[clean])
+        drawn = decode[(table.drafted[decode] != 0) & table.drawn[decode]]
+        self._add(second[drawn], "hidden", table.sampled[drawn] < 0)
+        self._add(second[drawn], "seen", table.sampled[drawn] >= 0)
+        self._add(second[drawn], "seen_tokens", np.maximum(table.sampled[drawn], 0))
         self._speculative(rank, speculative, second)
         self._accepted(rank, at, second)
 
@@ -136,7 +156,10 @@ class RankStats:
     def trend(self, now_second: int, seconds: int = 60) -> list[float]:
         """Tokens in each of the last whole seconds, the oldest first."""
         self.advance(now_second)
-        return [float(self._sums[(now_second - seconds + i) % SECONDS, _AT["tokens"]]) for i in range(seconds)]
+        rows = self._sums[[(now_second - seconds + i) % SECONDS for i in range(seconds)]]
+        each = _tokens_each(rows.sum(axis=0))
+        tokens: list[float] = (rows[:, _AT["tokens"]] + each * rows[:, _AT["hidden"]]).tolist()
+        return tokens
 
     def figures(self, server: str, rank: RankTrace, now_second: int, lost: int, armed: bool) -> Figures:
         """What metrics show of this rank."""
@@ -211,18 +234,27 @@ class RankStats:
         np.add.at(self._sums[:, column], second[fresh] % SECONDS, weights[fresh])
 
 
+def _tokens_each(sums: NDArray[np.float64]) -> float:
+    """Tokens a cycle where they were read; a cycle without its probes is taken to give as many."""
+    seen = float(sums[_AT["seen"]])
+    return float(sums[_AT["seen_tokens"]]) / seen if seen else 0.0
+
+
 def _recent(sums: NDArray[np.float64], plain: NDArray[np.float64], seconds: int, device: bool) -> Recent:
     value = {name: float(sums[i]) for name, i in _AT.items()}
     cycles = value["cycles"]
     each = 1e6 * cycles
     drafted, kept = sums[_DRAFTED0:_KEPT0], sums[_KEPT0:]
+    every = cycles + value["clean"]
+    tokens = value["tokens"] + value["hidden"] * _tokens_each(sums)
     return Recent(
-        seconds, int(cycles), value["tokens"] / seconds, value["cycle_ns"] / each if cycles else None,
+        seconds, int(every), tokens / seconds,
+        (value["cycle_ns"] + value["clean_ns"]) / every / 1e6 if every else None,
         {p: float(sums[_PHASE0 + i]) / each for i, p in enumerate(PHASES) if cycles and sums[_PHASE0 + i]},
         (value["cycle_ns"] - value["leaf_ns"]) / each if cycles else 0.0,
         value["sequence_tokens"] / value["sequences"] if value["sequences"] else None,
         tuple(float(k / d) for k, d in zip(kept, drafted, strict=True) if d),
         value["batch"] / cycles if cycles and value["batch"] else None,
         float(plain[0] / plain[1]) / 1e6 if plain[1] else None,
-        value["seam_ns"] / each if device and cycles else None,
+        value["seam_ns"] / each if device and cycles else None, int(value["clean"]),
     )  # fmt: skip

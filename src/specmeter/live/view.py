@@ -70,6 +70,8 @@ def rank_lines(who: str, recent: Recent, trend: Sequence[float], shown: Shown) -
         yields.append((f"  kept {' '.join(f'{100 * share:.0f}' for share in recent.kept)} %", ""))
     if recent.batch is not None:
         yields.append((f"  batch {recent.batch:.1f}", ""))
+    if recent.clean:
+        yields.append((f"  probes in {100 * (1 - recent.clean / recent.cycles):.1f} %", "dim"))
     seam = "  seams -" if recent.seam_ms is None else f"  seams {recent.seam_ms:.2f} ms"
     return [*lines, yields, [*_trend(trend, shown), (seam, "dim" if recent.seam_ms is None else "")]]
 
@@ -92,9 +94,10 @@ def legend(recent: Recent, width: int = 0) -> str:
     """The shares of the bar in words, in lines of at most ``width`` columns (0: one line)."""
     if recent.cycle_ms is None:
         return ""
-    parts = [f"{LETTERS[p]}={p} {100 * ms / recent.cycle_ms:.1f} %" for p, ms in recent.phases_ms.items()]
+    whole = recent.split_ms or recent.cycle_ms
+    parts = [f"{LETTERS[p]}={p} {100 * ms / whole:.1f} %" for p, ms in recent.phases_ms.items()]
     lines = [""]
-    for part in (*parts, f"?=between points {100 * max(recent.rest_ms, 0.0) / recent.cycle_ms:.1f} %"):
+    for part in (*parts, f"?=between points {100 * max(recent.rest_ms, 0.0) / whole:.1f} %"):
         longer = f"{lines[-1]} {part}".lstrip()
         if not width or len(longer) <= width or not lines[-1]:
             lines[-1] = longer

@@ -33,6 +33,7 @@ from specmeter.reporters.numbers import (
     stalled_line,
     units,
 )
+from specmeter.reporters.sampling_words import sampling_lines
 
 
 def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -228,7 +229,9 @@ def _sureness(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     drift = cycle["drift"]
     if drift and drift["p_value"] < 0.01:
         yield remark(f"Drift: cycles changed by {drift['percent']:+.1f} % over the run (p {drift['p_value']:.1g})")
-    yield from _overhead(document["overhead"])
+    sampling = sampling_lines(document.get("sampling"))
+    yield from (remark(line) for line in sampling)
+    yield from () if sampling else _overhead(document["overhead"])
     left_out = ", ".join(f"{count} {inert(why)}" for why, count in cycle["dropped"].items())
     kinds = ", ".join(f"{count} {inert(kind)}" for kind, count in cycle["kinds"].items() if count and kind != "decode")
     yield remark(f"Left out: {left_out or 'nothing'}" + (f"; other kinds: {kinds}" if kinds else ""))

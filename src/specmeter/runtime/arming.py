@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from _thread import RLock
 from types import CodeType, ModuleType
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import compilers
+from . import compilers, layout
 from .mix import Mixer
+from .nvtx import Ranges
 from .probe import Recorder, through
 from .swap import Pair, Swap, nested_codes, put_nested, running_codes
 
@@ -32,7 +33,10 @@ class Arming:
         self.disarmed: Dict[int, str] = {}
         self.in_flight: List[str] = []
         self.mix: Dict[str, int] = {}
+        self.mixer: Optional[Mixer] = None
         self.pairs: Dict[int, Pair] = {}
+        self.ranges: Optional[Ranges] = None
+        self._bare: Dict[int, Tuple[str, Pair]] = {}
         self._taken: Dict[str, List[Swap]] = {}
         self._recorder = recorder
         self._note = note
@@ -41,12 +45,36 @@ class Arming:
         # Points that go into graphs, which a server captures at its start; empty once it was disarmed.
         self.stamped: Set[int] = set()
 
+    # -- points ---------------------------------------------------------------------------------------------------
+
+    def know(self, point: int, name: str, pair: Pair) -> None:
+        """Take a point's begin and end functions."""
+        self._bare[point] = (name, pair)
+        self.pairs[point] = self._with_range(point)
+
+    def show_ranges(self, wanted: bool) -> None:
+        """Have spans also push NVTX ranges, or no longer."""
+        if wanted == (self.ranges is not None):
+            return
+        self.ranges = Ranges() if wanted else None
+        for point in self._bare:
+            if point not in self.disarmed:
+                self.pairs[point] = self._with_range(point)
+        for swap in self.swaps:
+            swap.rebind(self.pairs)
+        self._renew_mix()
+
+    def _with_range(self, point: int) -> Pair:
+        name, pair = self._bare[point]
+        return pair if self.ranges is None else self.ranges.pair(name, *pair)
+
     # -- modules --------------------------------------------------------------------------------------------------
 
     def drop(self, module: str) -> None:
         """Forget a module's functions: it is imported again, and they are new ones."""
         for swap in self._taken.pop(module, []):
             self.swaps.remove(swap)
+        self._renew_mix()
 
     def add(self, module: str, taken: List[Swap]) -> None:
         """Take a module's functions; those that may be are armed if the process is.
@@ -57,11 +85,12 @@ class Arming:
             self._refuse_compiled(taken)
             for swap in taken:
                 if not swap.compiled:
-                    swap.put("in")
+                    swap.put("cycle" if self.mixing else "in")
         else:
             self._put_stamped(taken)
         self._taken[module] = taken
         self.swaps.extend(taken)
+        self._renew_mix()
 
     def refuse(self, module: str, ids: List[int], reason: str) -> None:
         """Note for the report that the points ``ids`` of ``module`` are not in, and why."""
@@ -71,17 +100,20 @@ class Arming:
     # -- in and out -----------------------------------------------------------------------------------------------
 
     def put(self, armed: bool) -> None:
-        """Arm or disarm everything that may be armed."""
+        """Arm or disarm everything that may be armed; with ``mix`` set, go on as ``start_mix`` does."""
         self.armed = armed
-        self._recorder.on_cycle = None
+        self._stop_mix()
         if armed:
             self._refuse_compiled(self.swaps)
             self._recorder.set_writing(True)
-            if self.mix:
-                self._recorder.on_cycle = Mixer(self._live, self._recorder.write, **self.mix)
+            if self.mixer is not None and not self.mix:
+                now = time.perf_counter_ns()  # the last draw's mark would hold on
+                self._recorder.write(layout.KIND_MARK, layout.POINT_SAMPLING, now, now, layout.SAMPLING_ALL)
         for swap in self.swaps:
             swap.put("in" if armed and not self._dead(swap) else "out")
         put_nested([swap for swap in self.swaps if swap.state == ("in" if armed else "out")], armed)
+        if armed and self.mix:
+            self.start_mix()
         if not armed:
             self._recorder.set_writing(False)
             self.stamped = set()
@@ -107,6 +139,7 @@ class Arming:
             if not stuck or time.perf_counter() > until or hurried():
                 break
             time.sleep(0.02)
+        self._renew_mix()
         for swap in stuck:
             swap.put("out")
             swap.reason = "a frame of it has been running since before arming and keeps its old code"
@@ -122,6 +155,7 @@ class Arming:
                 swap.rebind(self.pairs)
                 if self._dead(swap):
                     swap.put("out")
+        self._renew_mix()
 
     def leave(self) -> None:
         """Let everything go, for good; torch.compile gets its own entry back."""
@@ -129,6 +163,34 @@ class Arming:
         self.left = True
         for swap in self.swaps:
             swap.forget()
+
+    # -- in and out at random -------------------------------------------------------------------------------------
+
+    @property
+    def mixing(self) -> bool:
+        """Whether the probes go in and out at random."""
+        return self._recorder.on_cycle is not None
+
+    def start_mix(self) -> None:
+        """From the next cycle on, what is in goes in and out at random as ``mix`` says; out until then."""
+        self._stop_mix()
+        recorder = self._recorder
+        self.mixer = Mixer(
+            self._live, recorder.write, self.mix["seed"], self.mix["permille"], recorder.take_engine_number,
+            lambda: tuple(recorder.lanes), lambda: self.lock, self._news,
+        )  # fmt: skip
+        self.mixer.begin()
+        recorder.on_cycle = self.mixer
+
+    def _stop_mix(self) -> None:
+        self._recorder.on_cycle = None
+        if self.mixer is not None:
+            self.mixer.end()
+
+    def _renew_mix(self) -> None:
+        """Have the mixer see at the next cycle what has changed besides."""
+        if self.mixer is not None:
+            self.mixer.renew()
 
     def _live(self) -> List[Swap]:
         return [swap for swap in self.swaps if not swap.reason and not self._dead(swap)]
@@ -173,6 +235,7 @@ class Arming:
                     swap.compiled = reason
                     swap.put("out")
                     self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {reason}")
+                    self._renew_mix()
 
     def _handed_to_compiler(self, codes: Set[int]) -> None:
         with self.lock:
@@ -186,6 +249,7 @@ class Arming:
                 for swap in self.swaps:
                     swap.put("out")
                 put_nested(self.swaps, False)
+                self._renew_mix()
         except Exception as error:
             self._note("torch.compile", error)
 
@@ -197,6 +261,7 @@ class Arming:
                     for swap in self._live():
                         swap.put("in")
                     put_nested(self._live(), True)
+                    self._renew_mix()
                     self._news()
                 else:
                     self._put_stamped(self.swaps)

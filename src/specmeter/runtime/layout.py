@@ -37,7 +37,10 @@ GRAPH_KEY_SHIFT = 12
 
 # Point ids 1..0xFFEF belong to the plan; these are the runtime's own.
 POINT_NONE = 0
-POINT_SAMPLING = 0xFFF0  # KIND_MARK, value 1: probes are in from this cycle on, 0: out (the original code objects)
+# KIND_MARK, value 1: probes are in from this cycle on, 0: out (the original code objects), 2: a mixture, as frames from
+# before the change still run, 3: in, and no longer drawn at random. t1 - t0 is what the change took.
+POINT_SAMPLING = 0xFFF0
+SAMPLING_ALL = 3
 POINT_KNOB = 0xFFF1  # KIND_MARK, value: the number that a knob of the engine was set to, from the step that begins here
 
 VALUE_MIN = -(2**31)

@@ -1,19 +1,29 @@
-"""Puts the probes in and out at random from cycle to cycle, so that their cost can be measured inside one run."""
+"""Puts the probes in and out at random from cycle to cycle: for sampling under a budget, and to measure their cost."""
 
 from __future__ import annotations
 
-from typing import Callable, List
+import sys
+import time
+from _thread import RLock, get_ident
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from . import layout
-from .swap import Swap, stack_codes
+from .swap import Swap, nested_codes
 
 IN, OUT, MIXED = 1, 0, 2
+# How many cycles in a row are given up to a frame that keeps old code, before it is taken to be an endless one.
+MOST_WAITS = 3
+ENGINE, RING = "iteration", "cycle"
 
 
-def drawn(cycle: int, seed: int, permille: int) -> bool:
-    """Whether the probes are in during ``cycle``: a hash of both (splitmix64), in for ``permille`` of 1000."""
+def drawn(number: int, seed: int, permille: int) -> bool:
+    """Whether the probes are in for ``number``: a hash of it and the seed (splitmix64), in for ``permille`` of 1000.
+
+    Source of the mixing function: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+    A draw that is in at some share is in at every greater one.
+    """
     mask = (1 << 64) - 1
-    z = (cycle * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask
+    z = (number * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
     return (z ^ z >> 31) % 1000 < permille
@@ -22,34 +32,167 @@ def drawn(cycle: int, seed: int, permille: int) -> bool:
 class Mixer:
     """Called at the begin of each cycle; "out" means the original code objects, the cycle point alone staying in.
 
-    Writes a mark at each change: 1 in, 0 out, from this cycle on. A frame that is on the stack at a change keeps its
-    old code until it returns, so such a cycle is marked 2 (a mixture, to be left out), and the next one is clean.
+    The draw is a hash of the seed and of ``counter()``: the engine's own number of the cycle before, read there, so
+    that all ranks draw alike. Where it gives None, or the number of last time, the ring's cycle number is used.
+
+    Writes a mark at each change: 1 in, 0 out, from this cycle on; the mark's length is the time that the change took.
+    A frame that is on the stack at a change, of this thread or of another that writes records (``threads`` gives their
+    idents), keeps its old code until it returns: such cycles are marked 2 (a mixture, to be left out) until none is
+    left. ``swaps`` is asked again after ``renew``. ``known`` is called once the kind of number is known. ``lock()`` is
+    held during a change; while somebody else holds it, things stay as they are for a cycle.
     """
 
-    def __init__(self, swaps: Callable[[], List[Swap]], write: Callable[..., None], seed: int, permille: int) -> None:
+    def __init__(
+        self,
+        swaps: Callable[[], List[Swap]],
+        write: Callable[..., None],
+        seed: int,
+        permille: int,
+        counter: Callable[[], Optional[int]] = lambda: None,
+        threads: Callable[[], Sequence[int]] = tuple,
+        lock: Callable[[], Any] = RLock,
+        known: Callable[[], None] = lambda: None,
+    ) -> None:
         self._swaps = swaps
         self._write = write
         self._seed = seed
         self._permille = permille
+        self._counter = counter
+        self._threads = threads
+        self._lock = lock
+        self._known = known
+        self._ended = False
+        self._last: Optional[int] = None
         self._now = MIXED
-        self._settle = IN
+        self._side = OUT
+        self._fresh = True
+        self._waits = 0
+        self._drawn = {ENGINE: 0, RING: 0}
+        self._entered = {IN: 0, OUT: 0, MIXED: 0}
+        self._codes: Dict[int, Tuple[int, str]] = {}
+        self._moves: Dict[int, List[Tuple[Any, Any]]] = {IN: [], OUT: []}
+        self._members: List[Swap] = []
+        self._endless: Set[str] = set()
 
     def __call__(self, cycle: int, now_ns: int) -> None:
-        if self._now == MIXED:
-            return self._mark(self._settle, now_ns)
-        wanted = IN if drawn(cycle, self._seed, self._permille) else OUT
-        if wanted == self._now:
-            return None
-        running = stack_codes()
-        mixed = False
-        for swap in self._swaps():
-            if swap.cycle_only is swap.probed:
-                continue
-            mixed = mixed or swap.on_stack(running, True) or swap.on_stack(running, False)
-            swap.put("in" if wanted == IN else "cycle")
-        self._settle = wanted
-        return self._mark(MIXED if mixed else wanted, now_ns)
+        wanted = IN if drawn(self._number(cycle), self._seed, self._permille) else OUT
+        if self._now == MIXED and not self._fresh:
+            return self._settle(now_ns)
+        if wanted != self._side or self._fresh:
+            self._change(wanted, now_ns)
+        return None
+
+    def begin(self) -> None:
+        """Take the probes out until the first draw. The caller holds the lock."""
+        self._fresh = False
+        self._look()
+        self._place(OUT)
+
+    def renew(self) -> None:
+        """Something else has put code in or out, or the functions are others: begin anew at the next cycle."""
+        self._fresh = True
+
+    def end(self) -> None:
+        """Change nothing more. The caller holds the lock."""
+        self._ended = True
+
+    def describe(self) -> Dict[str, Any]:
+        """For the process's report: the share asked for, what draws went by, how often each state was entered."""
+        by = ENGINE if self._drawn[ENGINE] >= self._drawn[RING] else RING
+        return {
+            "seed": self._seed,
+            "permille": self._permille,
+            "counter": by if any(self._drawn.values()) else None,
+            "drawn_by": dict(self._drawn),
+            "entered": {"in": self._entered[IN], "out": self._entered[OUT], "mixed": self._entered[MIXED]},
+            "endless": sorted(self._endless),
+        }
+
+    # -- the draw -------------------------------------------------------------------------------------------------
+
+    def _number(self, cycle: int) -> int:
+        number = self._counter()
+        if number is not None and number == self._last:
+            number = None  # a counter that stands still would draw the same for ever
+        else:
+            self._last = number
+        kind = RING if number is None else ENGINE
+        self._drawn[kind] += 1
+        if self._drawn[kind] == 2:
+            self._known()
+        return cycle if number is None else number
+
+    # -- the change -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Make the lists that a change goes through: it lies in the server's time."""
+        self._codes, self._moves = {}, {IN: [], OUT: []}
+        self._members = [swap for swap in self._swaps() if swap.cycle_only is not swap.probed]
+        for swap in self._members:
+            for function, original in zip(swap.functions, swap.originals):  # noqa: B905 (3.9)
+                out = original if swap.cycle_only is None else swap.cycle_only
+                self._moves[IN].append((function, swap.probed))
+                self._moves[OUT].append((function, out))
+                for code in nested_codes(original):
+                    self._codes[id(code)] = (OUT, swap.qualname)
+                for code in nested_codes(out):
+                    self._codes[id(code)] = (OUT, swap.qualname)
+            for code in nested_codes(swap.probed):
+                self._codes[id(code)] = (IN, swap.qualname)
+
+    def _change(self, side: int, now_ns: int) -> None:
+        lock = self._lock()
+        if not lock.acquire(False):
+            return
+        try:
+            if not self._ended:
+                self._put(side, now_ns)
+        finally:
+            lock.release()
+
+    def _put(self, side: int, now_ns: int) -> None:
+        if self._fresh:
+            self._fresh = False
+            self._look()
+        mixed = any(self._old(side))
+        self._place(side)
+        self._mark(MIXED if mixed else side, now_ns)
+
+    def _place(self, side: int) -> None:
+        for function, code in self._moves[side]:
+            if function.__code__ is not code:
+                function.__code__ = code
+        state = "in" if side == IN else "cycle"
+        for swap in self._members:
+            swap.state = state
+        self._side, self._waits = side, 0
+
+    def _settle(self, now_ns: int) -> None:
+        old = set(self._old(self._side))
+        if old and self._waits < MOST_WAITS:
+            self._waits += 1
+            return
+        self._endless |= old
+        self._mark(self._side, now_ns)
+
+    def _old(self, side: int) -> Iterator[str]:
+        """The functions with a frame on the stack whose code is not that of ``side``."""
+        codes, endless = self._codes, self._endless
+        for at in self._stacks():
+            while at is not None:
+                found = codes.get(id(at.f_code))
+                if found is not None and found[0] != side and found[1] not in endless:
+                    yield found[1]
+                at = at.f_back
+
+    def _stacks(self) -> Iterator[Any]:
+        yield sys._getframe(1)
+        threads = self._threads()
+        if len(threads) > 1:
+            here, frames = get_ident(), sys._current_frames()
+            yield from (frames[ident] for ident in threads if ident != here and ident in frames)
 
     def _mark(self, state: int, now_ns: int) -> None:
         self._now = state
-        self._write(layout.KIND_MARK, layout.POINT_SAMPLING, now_ns, now_ns, state)
+        self._entered[state] += 1
+        self._write(layout.KIND_MARK, layout.POINT_SAMPLING, now_ns, time.perf_counter_ns(), state)

@@ -90,6 +90,8 @@ class Recorder:
         self.on_cycle: Optional[Callable[[int, int], None]] = None
         self.on_deep: Optional[Callable[[int], None]] = None
         self.events: Optional[DeviceClock] = None
+        self._engine_number: Optional[int] = None
+        self._engine_number_id = -1
         self._open_ring = open_ring
         self._opening = RLock()
         self._on_fault = on_fault
@@ -209,8 +211,15 @@ class Recorder:
         if self.events is not None and is_device_point(point):
             begin, end = self.events.pair(id, begin, end, bool(point.get("stamp")))
         getters = _getters(point, roots, value_ids)
+        if point.get("role") == "cycle":
+            self._engine_number_id = value_ids.get(f"{point['name']}.iteration", self._engine_number_id)
         handed = any(root[1] >= 0 for root in roots)  # the plain end would take what is handed over for its own state
         return begin, self._with_values(id, end, getters) if getters or handed else end
+
+    def take_engine_number(self) -> Optional[int]:
+        """The engine's own number of the cycle whose point ended last (its value ``iteration``), None if not read."""
+        number, self._engine_number = self._engine_number, None
+        return number
 
     def _with_values(self, point: int, span: End, getters: List[Getter]) -> End:
         clock = time.perf_counter_ns
@@ -234,6 +243,8 @@ class Recorder:
             return  # the call gave nothing this time
         try:
             for index, number in enumerate(follow(root, attributes, steps)):
+                if value_id == self._engine_number_id:
+                    self._engine_number = number
                 if -(1 << 63) <= number < 1 << 63:
                     self.write(layout.KIND_VALUE, value_id, number, t1, index)
         except (NotAPlainValue, AttributeError, LookupError, TypeError) as reason:

@@ -110,6 +110,7 @@ class Runtime:
         self.generation = int(state["generation"])
         self._watchdog_s = float(state.get("watchdog_s") or 0.0)
         self.arming.mix = dict(state.get("mix") or {})
+        self.arming.show_ranges(bool(state.get("nvtx")))
         if state.get("detached"):
             self.detached = self.arming.left = True
         if bool(state["armed"]) != self.arming.armed:
@@ -129,7 +130,7 @@ class Runtime:
         value_ids = dict((self.plan or {}).get("value_ids") or {})
         for id, roots in content["roots"].items():
             pair = self.recorder.pair(self._points[id], roots, value_ids)
-            self.arming.pairs[id] = self.knobs.wrapped(self._points[id], roots, pair)
+            self.arming.know(id, str(self._points[id]["name"]), self.knobs.wrapped(self._points[id], roots, pair))
         taken: List[Swap] = []
         for entry in content["functions"]:
             try:
@@ -163,7 +164,11 @@ class Runtime:
             if not armed:
                 self.knobs.want({})
                 self.deep.end("the probes were taken out")
-            self._beat_by = time.perf_counter() + self._watchdog_s if armed and self._watchdog_s else None
+            self._beat_by = self._next_beat() if armed else None
+
+    def _next_beat(self) -> Optional[float]:
+        """When the probes go out unless somebody is heard before, perf_counter seconds; None: never."""
+        return time.perf_counter() + self._watchdog_s if self._watchdog_s else None
 
     def _hurried(self) -> bool:
         """Whether a fork waits for the control thread."""
@@ -195,13 +200,26 @@ class Runtime:
             with open(os.path.join(self.link, "link.json"), "rb") as file:
                 state = json.loads(file.read())["state"]
             self._watchdog_s = float(state.get("watchdog_s") or 0.0)
-            self.arming.mix = {"seed": int(rest[1]), "permille": int(rest[2])} if word == "mix" else {}
-            self.arming.try_again()
-            self._set_armed(word != "disarm")
-        if self.arming.armed:
+            self.arming.show_ranges(bool(state.get("nvtx")))
+            again = word == "mix" and self.arming.armed and self.arming.mixing
+            self.arming.mix = {}
+            if again:
+                self._beat_by = self._next_beat()
+            else:
+                self.arming.try_again()
+                self._set_armed(word != "disarm")
+        if self.arming.armed and not again:
             self.arming.refuse_endless(self._hurried)
+        if word == "mix":
+            self._start_mix(int(rest[1]), int(rest[2]))
         self.generation = int(rest[0])
         return None
+
+    def _start_mix(self, seed: int, permille: int) -> None:
+        with self.arming.lock:
+            if self.arming.armed:
+                self.arming.mix = {"seed": seed, "permille": permille}
+                self.arming.start_mix()
 
     def _set_knobs(self, generation: int) -> None:
         with open(os.path.join(self.link, "link.json"), "rb") as file:

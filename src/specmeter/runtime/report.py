@@ -16,7 +16,7 @@ def describe(runtime: Any) -> Dict[str, Any]:
     rank, world = rank_and_world()
     arming, recorder = runtime.arming, runtime.recorder
     swaps, ring, events = arming.swaps, recorder.ring, recorder.events
-    armed = [id for swap in swaps if swap.state == "in" for id in swap.points if id not in arming.disarmed]
+    armed = [id for swap in swaps if swap.state != "out" for id in swap.points if id not in arming.disarmed]
     lanes = [
         {"lane": lane, "ident": ident, "native_id": native_id(ident), "name": thread_name(ident)}
         for ident, lane in recorder.lanes.items()
@@ -41,6 +41,8 @@ def describe(runtime: Any) -> Dict[str, Any]:
         "in_flight": arming.in_flight,
         "lanes": lanes,
         "device_events": events.describe() if events is not None else None,
+        "sampling": {"on": arming.mixing, **arming.mixer.describe()} if arming.mixer is not None else None,
+        "nvtx": arming.ranges.describe() if arming.ranges is not None else None,
         "ring": os.path.basename(ring.path) if ring is not None else None,
         "knobs": runtime.knobs.describe(),
         "deep": runtime.deep.describe(),

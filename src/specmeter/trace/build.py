@@ -50,7 +50,8 @@ class RankTrace:
 
     ``self_ns`` and ``calls`` have the shape (cycles, names of the plan); ``outside_ns`` likewise, for work that ran
     beside the cycle (other threads, overlapped points). ``steps_ns`` gives, for each name that is called in a loop, an
-    array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered.
+    array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered. ``change_us``
+    is the median time that putting the probes in or out took, where they were drawn at random.
     """
 
     host: str
@@ -62,6 +63,7 @@ class RankTrace:
     outside_ns: NDArray[np.float64]
     steps_ns: dict[str, NDArray[np.float64]]
     spans: tuple[SpanColumns, ...]
+    change_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def _rank(master: _Process, worker: _Process | None, index: PlanIndex, requests:
         _total([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
         {name: steps for name, steps in loops.items() if steps.shape[1]},
         (*columns, *beside),
+        max(_change_us(p.ring) for p in (master, worker) if p is not None),
     )  # fmt: skip
 
 
@@ -227,6 +230,14 @@ def _marks(ring: Ring) -> NDArray[np.int64]:
     records = ring.records
     marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
     return np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1)
+
+
+def _change_us(ring: Ring) -> float:
+    records = ring.records
+    marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
+    # What follows a mixture puts nothing in or out: it says that the mixture is over.
+    took = (marks["t1"] - marks["t0"])[1:][marks["value"][:-1] != 2]
+    return float(np.median(took)) / 1e3 if len(took) else 0.0
 
 
 def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:

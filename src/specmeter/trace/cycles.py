@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.runtime import layout
 from specmeter.trace.plan import PlanIndex
 from specmeter.trace.requests import Request
 from specmeter.trace.values import Values
@@ -64,8 +65,8 @@ class CycleTable:
 class CycleSources:
     """What the table is made from: cycle spans in order of time, values, and spans of points that mark prefill.
 
-    ``marks`` holds (time, state) of the changes of sampling: 1 probes in, 0 out, 2 a mixture; ``worker_marks`` those of
-    the process that works for this one, which draws for itself.
+    ``marks`` holds (time, state) of the changes of sampling: 1 probes in, 0 out, 2 a mixture, 3 in without a draw from
+    here on; ``worker_marks`` those of the process that works for this one, which draws for itself.
     """
 
     starts: NDArray[np.int64]
@@ -201,14 +202,16 @@ def _probed(sources: CycleSources, starts: NDArray[np.int64]) -> tuple[NDArray[n
     drawn = np.zeros(len(starts), bool)
     if len(sources.marks):
         at = np.searchsorted(sources.marks[:, 0], starts, side="right") - 1
-        drawn = at >= 0
-        probed[drawn] = sources.marks[at[drawn], 1]
+        state = np.where(at >= 0, sources.marks[at, 1], layout.SAMPLING_ALL)
+        drawn = state != layout.SAMPLING_ALL
+        probed[drawn] = state[drawn]
     if len(sources.worker_marks):
         # A worker draws inside the cycle, so what holds is its last mark before the next one begins.
         at = (
             np.searchsorted(sources.worker_marks[:, 0], np.append(starts[1:], np.iinfo(np.int64).max)) - 1
         )  # -1: in, as armed
         theirs = np.where(at >= 0, sources.worker_marks[at, 1], 1)
+        theirs[theirs == layout.SAMPLING_ALL] = 1
         probed[theirs != probed] = 2
     return probed, drawn
 

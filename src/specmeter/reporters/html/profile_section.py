@@ -26,6 +26,7 @@ from specmeter.reporters.numbers import (
     stalled_line,
     units,
 )
+from specmeter.reporters.sampling_words import sampling_lines
 from specmeter.trace.rundir import Run
 
 Document = Mapping[str, Any]
@@ -258,8 +259,10 @@ def _sure(document: Document, ranks: Sequence[Cycles], prefix: str) -> Section:
         section.add(
             paragraph(f"Cycles changed by {drift['percent']:+.1f} % over the run (p {drift['p_value']:.1g}).", "note")
         )
+    sampling = sampling_lines(document.get("sampling"))
+    section.add(*(paragraph(f"{line}.") for line in sampling))
     over = document["overhead"]
-    if over is not None:
+    if over is not None and not sampling:
         share = over["percent"]
         section.add(
             paragraph(

@@ -1,0 +1,131 @@
+"""Sampling under a budget: what a sampled cycle costs, and what sampling came to in a run.
+
+A sampled cycle has every probe in, an unsampled one the cycle point alone; which is which is drawn at random, so their
+difference is what the probes cost. The cost of putting code in and out is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmeter.analysis.overhead import comparable, drawn_overhead, near_prefill
+from specmeter.analysis.stats import Interval, mean_interval
+from specmeter.trace.build import RankTrace
+from specmeter.trace.cycles import KEPT, PARTLY_PROBED
+from specmeter.trace.requests import Request
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of cycles to sample, in 1000, under a budget in percent of the cycle time.
+
+    ``cost`` is what one sampled cycle costs, in percent of a clean cycle, changes of code included; None where it is
+    only assumed, and ``why`` says the whole in words.
+    """
+
+    permille: int
+    budget_percent: float
+    cost: Interval | None
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For a document."""
+        return {**asdict(self), "cost": self.cost.as_json() if self.cost else None}
+
+
+def sample_cost(rank: RankTrace, requests: Sequence[Request] = ()) -> Interval | None:
+    """What one sampled cycle costs, percent of a clean cycle; None where too few ran to tell.
+
+    The trimmed difference of sampled and clean cycles holds the change that takes the probes out; the one that put them
+    in lies in the cycle before. Cycles with a mixture of code, which come with the sampled ones, are counted as dear.
+    """
+    found = drawn_overhead(rank, requests)
+    if found is None:
+        return None
+    partly, inside = _counts(rank, requests)
+    dear = 1 + partly / max(inside, 1)
+    clean = comparable(rank, requests) & (rank.cycles.probed == 0)
+    change = 100 * 1e3 * rank.change_us / float(np.median(rank.cycles.dur_ns[clean]))
+    each = found.percent
+    return replace(each, low=each.low + change, point=each.point * dear + change, high=each.high * dear + change)
+
+
+def sampling_facts(
+    rank: RankTrace,
+    chosen: NDArray[np.bool_],
+    requests: Sequence[Request],
+    share: Share,
+    reports: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """What a run from sampled cycles says of its sampling: shares, both kinds' cycle times, what it cost the run.
+
+    ``chosen`` are the cycles that the profile is of, ``reports`` what the processes said of themselves last.
+    """
+    cycles = rank.cycles
+    usable = clean_cycles(rank, chosen, requests)
+    inside, outside = usable & (cycles.probed == 1), usable & (cycles.probed == 0)
+    partly, entered = _counts(rank, requests)
+    total = int(np.count_nonzero(usable)) + partly
+    cost = sample_cost(rank, requests)
+    part = entered / total if total else 0.0
+    overall = None if cost is None else replace(
+        cost, low=cost.low * part, point=cost.point * part, high=cost.high * part,
+        method=f"{cost.method}, times the share of sampled cycles",
+    )  # fmt: skip
+    return {
+        **share.as_json(),
+        **_told(reports),
+        "change_us": rank.change_us,
+        "sampled": int(np.count_nonzero(inside)),
+        "clean": int(np.count_nonzero(outside)),
+        "mixtures": partly,
+        "share_percent": 100 * part,
+        "sampled_ms": _mean(rank, inside),
+        "clean_ms": _mean(rank, outside),
+        "sample_cost_percent": cost.as_json() if cost else None,
+        "overall_percent": overall.as_json() if overall else None,
+        "stamps": _stamps(reports),
+    }
+
+
+def clean_cycles(rank: RankTrace, chosen: NDArray[np.bool_], requests: Sequence[Request]) -> NDArray[np.bool_]:
+    """Of ``chosen``, the cycles of either kind whose times can be set side by side; all of them if none was drawn."""
+    usable = chosen & comparable(rank, requests)
+    return usable if usable.any() else chosen
+
+
+def _counts(rank: RankTrace, requests: Sequence[Request]) -> tuple[int, int]:
+    """How many cycles were a mixture of code, and how many sampled, both away from prefill."""
+    cycles, prefill = rank.cycles, near_prefill(rank, requests)
+    drawn = cycles.drawn & ~prefill
+    partly = drawn & (cycles.drop == PARTLY_PROBED)
+    return int(np.count_nonzero(partly)), int(np.count_nonzero(drawn & (cycles.drop == KEPT) & (cycles.probed == 1)))
+
+
+def _mean(rank: RankTrace, at: NDArray[np.bool_]) -> dict[str, Any] | None:
+    return mean_interval(rank.cycles.dur_ns[at] / 1e6, "cycle").as_json() if int(np.count_nonzero(at)) > 1 else None
+
+
+def _told(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the processes said: the number that draws went by, and functions that stayed as they were."""
+    said = [report["sampling"] for report in reports if isinstance(report.get("sampling"), Mapping)]
+    kinds = sorted({str(each["counter"]) for each in said if each.get("counter")})
+    return {
+        "counter": kinds[0] if len(kinds) == 1 else ("differs between processes" if kinds else None),
+        "endless": sorted({str(name) for each in said for name in each.get("endless") or ()}),
+    }
+
+
+def _stamps(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the stamps inside captured graphs cost: clean against stamped graph, as a process measured it."""
+    for report in reports:
+        events = report.get("device_events")
+        found = events.get("stamps_cost") if isinstance(events, Mapping) else None
+        if isinstance(found, Mapping) and isinstance(found.get("percent"), int | float):
+            return {"percent": float(found["percent"]), "upper_percent": found.get("upper_percent"), "reason": ""}
+    return {"percent": None, "upper_percent": None, "reason": "stamps in graphs: not measured in this run"}

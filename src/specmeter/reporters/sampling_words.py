@@ -1,0 +1,50 @@
+"""What a report says of a run whose cycles were sampled under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specmeter.reporters.inert import inert
+from specmeter.reporters.numbers import plus_minus
+
+_NUMBERS = {
+    "iteration": "by the engine's own forward counter, the same cycles on every rank",
+    "cycle": "by each process's own count of cycles: ranks may differ",
+}
+_ANY = float("-inf")
+
+
+def sampling_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """The lines for ``document["sampling"]``, none where there is none; text in them is inert already."""
+    if not found:
+        return []
+    counter = str(found["counter"])
+    lines = [
+        f"Sampling: {found['share_percent']:.1f} % of the cycles had every probe ({found['sampled']} sampled, "
+        f"{found['clean']} clean, {found['mixtures']} left out as a mixture), drawn at random "
+        f"{_NUMBERS.get(counter, inert(counter, 60))}; budget {found['budget_percent']:g} %"
+    ]
+    lines.append(_cost(found))
+    if found["endless"]:
+        names = ", ".join(inert(name, 80) for name in found["endless"][:5])
+        lines.append(f"Kept their probes in clean cycles too, as a frame of theirs never returned: {names}")
+    stamps = found["stamps"]
+    if stamps["percent"] is None:
+        lines.append(inert(stamps["reason"], 160))
+    else:
+        lines.append(f"Stamps in graphs: a stamped graph takes {stamps['percent']:+.2f} % against a clean one")
+    return lines
+
+
+def _cost(found: Mapping[str, Any]) -> str:
+    sampled, clean, cost = found["sampled_ms"], found["clean_ms"], found["sample_cost_percent"]
+    if sampled is None or clean is None or cost is None:
+        return f"What sampling cost is not known, as too few cycles ran; {inert(found['why'], 200)}"
+    overall = found["overall_percent"]
+    return (
+        f"A sampled cycle takes {sampled['point']:.3f} ms{plus_minus(sampled)}, a clean one {clean['point']:.3f} ms"
+        f"{plus_minus(clean)}: {cost['point']:.2f} %{plus_minus(cost, 2, _ANY)} a sampled cycle, code in and out "
+        f"({found['change_us']:.0f} us each) included, and {overall['point']:.3f} %{plus_minus(overall, 3, _ANY)} "
+        "of the run"
+    )
