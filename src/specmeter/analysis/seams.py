@@ -24,7 +24,7 @@ def device_facts(rings: Sequence[Ring], rank: RankTrace, chosen: NDArray[np.bool
 
     Only cycles with device spans count: they may be recorded on some cycles alone. None where there are none.
     """
-    busy = _busy_ns(rings, rank)
+    busy = busy_ns(rings, rank)
     at = np.flatnonzero(chosen & (busy > 0)) if busy is not None else np.zeros(0, np.int64)
     if busy is None or not len(at):
         return None
@@ -44,7 +44,7 @@ def _mean_ms(rank: RankTrace, at: NDArray[np.int64], values_ns: NDArray[np.float
     return cluster_ratio(np.bincount(group, weights=values_ns / 1e6), np.bincount(group), name)
 
 
-def _busy_ns(rings: Sequence[Ring], rank: RankTrace) -> NDArray[np.float64] | None:
+def busy_ns(rings: Sequence[Ring], rank: RankTrace) -> NDArray[np.float64] | None:
     """For each cycle the time that device spans cover of it, ns, on the host's clock; None without device spans."""
     for ring in rings:
         # With an engine core and a worker, the cycles are the core's and the device is the worker's.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.analysis.device_report import saved_device
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, or write the page; a run without an analysis is an error."""
     if args.wiring is not None and args.html is None:
         raise SpecmeterError("--wiring needs --html", "The wiring is drawn in the page.", "Add --html FILE.")
-    saved = load(args.directory)
+    saved = saved_device(load(args.directory))
     if args.html is not None:
         return _write_page(saved, args.html, args.wiring)
     if not saved.analysis:

@@ -101,8 +101,8 @@ def mostly_stalled(found: Mapping[str, Any] | None) -> str:
 
 
 def device_line(found: Mapping[str, Any] | None) -> str:
-    """How long no timed point ran on the device in a cycle; empty where device time was not recorded."""
-    if not found:
+    """How long no timed point ran on the device in a cycle; empty where no spans of it were recorded."""
+    if not found or not found.get("idle_ms"):
         return ""
     return (
         f"Device: {found['busy_ms']:.3f} ms a cycle in its timed points, idle between them for "

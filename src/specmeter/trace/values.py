@@ -17,7 +17,8 @@ from specmeter.trace.ring import Records, Ring
 class Values:
     """Value records; the arrays have one entry a record.
 
-    ``name`` is an index in ``names``, ``time_ns`` the moment of reading (right after the span the value belongs to),
+    ``name`` is an index in ``names``, ``owner`` the point that read it (an index in the plan's names), ``time_ns`` the
+    moment of reading (right after the span the value belongs to),
     ``index`` the place in a list (0 for a single number).
     """
 
@@ -26,6 +27,7 @@ class Values:
     time_ns: NDArray[np.int64]
     index: NDArray[np.int32]
     number: NDArray[np.int64]
+    owner: NDArray[np.int16]
 
     def pick(self, name: str) -> NDArray[np.int64]:
         """The positions of all values called ``name``."""
@@ -37,9 +39,9 @@ class Values:
 def read_values(rings: Sequence[Ring], index: PlanIndex, skip_after_first: Collection[str] = ()) -> Values:
     """The value records of some rings that the plan knows; ``skip_after_first`` are taken from the first ring only."""
     names = tuple(sorted({name for _owner, name in index.values.values()}))
-    name_of = np.full(1 << 16, -1, np.int16)
-    for identity, (_owner, name) in index.values.items():
-        name_of[identity] = names.index(name)
+    name_of, owner_of = np.full(1 << 16, -1, np.int16), np.full(1 << 16, -1, np.int16)
+    for identity, (owner, name) in index.values.items():
+        name_of[identity], owner_of[identity] = names.index(name), owner
     parts: list[Records] = []
     skipped = [names.index(name) for name in skip_after_first]
     for ring in rings:
@@ -51,7 +53,8 @@ def read_values(rings: Sequence[Ring], index: PlanIndex, skip_after_first: Colle
         parts.append(found[keep])
     if not parts:
         empty = np.zeros(0, np.int64)
-        return Values(names, empty.astype(np.int16), empty, empty.astype(np.int32), empty)
+        none = empty.astype(np.int16)
+        return Values(names, none, empty, empty.astype(np.int32), empty, none)
     all_ = np.concatenate(parts)
     return Values(
         names,
@@ -59,4 +62,5 @@ def read_values(rings: Sequence[Ring], index: PlanIndex, skip_after_first: Colle
         np.ascontiguousarray(all_["t1"]),
         np.ascontiguousarray(all_["value"]),
         np.ascontiguousarray(all_["t0"]),
+        owner_of[all_["point"]],
     )

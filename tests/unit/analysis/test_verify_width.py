@@ -1,0 +1,106 @@
+"""Verify against a plain step of the same server: what grows, by how much, and the reason that is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmeter.analysis.costmodel_bytes import Shape
+from specmeter.analysis.moe import Experts, distinct_experts
+from specmeter.analysis.verify_width import Server, verify_width
+from specmeter.trace import Trace
+from specmeter.trace.deep_synthetic import Call, Kernel
+from specmeter.trace.deep_window import DeepWindow
+from tests.support.deep_runs import on, recorded
+
+US = 1000
+PLAIN = [(1, 0, 0, 0)]
+
+
+def forward(scale: float, experts: int = 0, norms: int = 4) -> list[Call]:
+    """Two layers and lm_head; attention grows with ``scale``, GEMMs do not."""
+    layer = [
+        Kernel("nvjet_qkv", 20 * US), Kernel("_fwd_kernel_stage1", round(10 * US * scale)), Kernel("nvjet_o", 15 * US),
+        *[Kernel("rms_norm", US)] * norms, *([Kernel("fused_moe_kernel", experts * US)] if experts else []),
+        Kernel("nvjet_mlp", 30 * US),
+    ]  # fmt: skip
+    return [Call(on("verify.forward"), (*layer, *layer, Kernel("nvjet_head", 90 * US)), host_ns=5 * US, graph=True)]
+
+
+def sides(folder: Path, spec: list[Call], plain: list[Call], batch: int = 1, steps: int = 3) -> dict[str, Any]:
+    one = recorded(folder / "spec", [spec] * 6, numbers=[(batch, steps, steps * batch, batch)] * 6)
+    two = recorded(folder / "plain", [plain] * 5, numbers=[(batch, 0, 0, 0)] * 5)
+    return {"trace": one[0], "windows": [one[1]], "plain": (two[0], [two[1]])}
+
+
+def rows(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["class"]: row for row in found["classes"]}
+
+
+def test_each_class_has_its_difference_and_factor(tmp_path: Path) -> None:
+    found = verify_width(**sides(tmp_path, forward(2.5, norms=6), forward(1.0)))
+    by = rows(found)
+    assert by["attention"]["verify_ms"] == pytest.approx(0.050) and by["attention"]["plain_ms"] == pytest.approx(0.020)
+    assert by["attention"]["factor"] == pytest.approx(2.5)
+    assert by["dense_gemm"]["more_ms"] == pytest.approx(0) and "as it should be" in by["dense_gemm"]["reason"]
+    assert by["lm_head"]["verify_ms"] == pytest.approx(0.090) and by["lm_head"]["verify_kernels"] == 1
+    norms = by["norm_elementwise"]
+    assert (norms["verify_kernels"], norms["plain_kernels"]) == (12, 8)
+    assert "12 kernels against 8" in norms["reason"] and "their number counts" in norms["reason"]
+    assert found["verify"]["tokens"] == 4 and found["plain"]["tokens"] == 1
+    assert found["more_ms"] == pytest.approx(0.034) and found["factor"] == pytest.approx(0.282 / 0.248)
+    assert sum(row["more_ms"] for row in found["classes"]) + found["idle"]["more_ms"] == pytest.approx(found["more_ms"])
+    assert "attention (+0.030 ms)" in found["sentence"]
+
+
+def test_a_gemm_that_grows_is_named_as_what_it_is(tmp_path: Path) -> None:
+    spec = [replace(call, kernels=tuple(replace(k, dur_ns=2 * k.dur_ns) for k in call.kernels)) for call in forward(1)]
+    reason = rows(verify_width(**sides(tmp_path, spec, forward(1))))["dense_gemm"]["reason"]
+    assert "factor of 2.00 is another kernel, padding or arithmetic" in reason
+
+
+def test_bytes_over_bandwidth_give_the_least_that_weights_take(tmp_path: Path) -> None:
+    shape = Shape(dense=200e6, expert=0.0, kv=1000.0, width_bytes=2.0, experts=None)
+    server = Server(shape, gb_s=4000.0, context=500.0)
+    found = verify_width(**sides(tmp_path, forward(1), forward(1)), server=server)
+    assert found["bytes"]["verify"]["weights"] == pytest.approx(400e6)
+    assert found["bytes"]["verify"]["ms"] == pytest.approx((400e6 + 1e6) / 4e9)
+    assert "0.40 GB with lm_head take 0.100 ms at least" in rows(found)["dense_gemm"]["reason"]
+    assert "1.0 MB" in rows(found)["attention"]["reason"]
+
+
+def test_experts_are_the_distinct_ones_expected_and_those_measured(tmp_path: Path) -> None:
+    experts = Experts(384, 8)
+    shape = Shape(dense=1e6, expert=1e6, kv=10.0, width_bytes=2.0, experts=experts)
+    given = Server(shape, measured_experts=(28.0, 8.0))
+    found = verify_width(**sides(tmp_path, forward(1, experts=90), forward(1, experts=30)), server=given)
+    told = found["experts"]
+    assert told["expected"]["verify"] == pytest.approx(distinct_experts(experts, 4))
+    assert told["expected"]["plain"] == pytest.approx(8) and told["measured"]["factor"] == pytest.approx(3.5)
+    reason = rows(found)["experts"]["reason"]
+    assert "31 distinct experts a layer against 8 are expected, x 3.88" in reason and "measured 28 against 8" in reason
+    assert rows(found)["experts"]["factor"] == pytest.approx(3.0)
+
+
+def test_plain_steps_of_the_same_window_do_where_the_engine_takes_it_per_request(tmp_path: Path) -> None:
+    cycles = [forward(3)] * 5 + [forward(1)] * 4
+    trace, window = recorded(tmp_path, cycles, numbers=[(1, 3, 3, 1)] * 5 + [(1, 3, 0, 0)] * 4)
+    found = verify_width(trace, [window])
+    assert found["verify"]["cycles"] == 5 and found["plain"]["cycles"] == 4
+    assert rows(found)["attention"]["factor"] == pytest.approx(3)
+
+
+def test_what_is_missing_is_said_and_nothing_is_made_up(tmp_path: Path) -> None:
+    trace, window = recorded(tmp_path, [forward(1)] * 4)
+    assert _reason(trace, [window]) == "no window of plain decoding was recorded"
+    assert _reason(trace, [replace(window, on_cpu=True)]) == "the window was recorded on a CPU"
+    assert _reason(trace, []) == "no window of a device was recorded"
+
+
+def _reason(trace: Trace, windows: list[DeepWindow]) -> str:
+    found = verify_width(trace, windows)
+    assert found["verify"] is None and found["classes"] == []
+    return str(found["reason"])
