@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.runtime import layout
-from specmeter.trace.plan import PlanIndex
+from specmeter.trace.plan import CYCLE, PlanIndex
 from specmeter.trace.requests import Request
 from specmeter.trace.values import Values
 
@@ -84,10 +84,11 @@ def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Req
     dur[:-1] = np.diff(starts)
     values = sources.values
     batch = _per_cycle(values, "batch", starts, "first")
+    late = _late_readings(values, index, starts)
     drafted = _per_cycle(values, "drafted", starts, "sum")
-    accepted = _per_cycle(values, "accepted", starts, "sum")
-    sampled = _per_cycle(values, "sampled", starts, "sum")
-    accept = _accept_rows(values, starts)
+    accepted = _per_cycle(values, "accepted", starts, "sum", late)
+    sampled = _per_cycle(values, "sampled", starts, "sum", late)
+    accept = _accept_rows(values, starts, late)
     batch = np.where((batch == UNKNOWN) & (accepted != UNKNOWN), np.bincount(accept[:, 0], minlength=count), batch)
     sampled = np.where((sampled == UNKNOWN) & (accepted != UNKNOWN), accepted + np.maximum(batch, 1), sampled)
     accepted = np.where((accepted == UNKNOWN) & (sampled != UNKNOWN), sampled - np.maximum(batch, 1), accepted)
@@ -112,11 +113,40 @@ def cycle_at(starts: NDArray[np.int64], time_ns: NDArray[np.int64]) -> NDArray[n
     return np.searchsorted(starts, time_ns, side="right") - 1
 
 
-def _per_cycle(values: Values, name: str, starts: NDArray[np.int64], how: str) -> NDArray[np.int64]:
-    """One number a cycle from the values called ``name``: their sum, or the first; -1 where there is none."""
+def _late_readings(values: Values, index: PlanIndex, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each value the cycle it was made in, where the engine's own iteration number tells; else that of its reading.
+
+    Under overlap scheduling the results of one iteration are read while the next one runs. A recipe reads the number in
+    the cycle's point, and again where results are read: in the same point, or in one around it, whose value follows in
+    the same cycle. A number that no recorded cycle has leaves the value where it was read.
+    """
+    cycle = cycle_at(starts, values.time_ns)
+    at = values.pick("iteration")
+    roles = np.array(index.roles)
+    own = roles[values.owner[at]] == CYCLE if len(at) else np.zeros(0, bool)
+    numbered, read = at[own & (cycle[at] >= 0)], at[~own]
+    if not len(numbered) or not len(read):
+        return cycle
+    numbers, first = np.unique(values.number[numbered], return_index=True)
+    rows = cycle[numbered][first]
+    read = read[np.argsort(values.time_ns[read], kind="stable")]
+    following = np.minimum(np.searchsorted(values.time_ns[read], values.time_ns), len(read) - 1)
+    told = read[following]
+    same = (values.time_ns[told] >= values.time_ns) & (cycle[told] == cycle)
+    place = np.minimum(np.searchsorted(numbers, values.number[told]), len(numbers) - 1)
+    return np.where(same & (numbers[place] == values.number[told]), rows[place], cycle)
+
+
+def _per_cycle(
+    values: Values, name: str, starts: NDArray[np.int64], how: str, cycles: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """One number a cycle from the values called ``name``: their sum, or the first; -1 where there is none.
+
+    ``cycles`` says which cycle each value belongs to, by default that of its reading.
+    """
     out = np.full(len(starts), UNKNOWN, np.int64)
     at = values.pick(name)
-    cycle = cycle_at(starts, values.time_ns[at])
+    cycle = cycle_at(starts, values.time_ns[at]) if cycles is None else cycles[at]
     at, cycle = at[cycle >= 0], cycle[cycle >= 0]
     if not len(at):
         return out
@@ -130,9 +160,9 @@ def _per_cycle(values: Values, name: str, starts: NDArray[np.int64], how: str) -
     return out
 
 
-def _accept_rows(values: Values, starts: NDArray[np.int64]) -> NDArray[np.int32]:
+def _accept_rows(values: Values, starts: NDArray[np.int64], late: NDArray[np.int64]) -> NDArray[np.int32]:
     at = values.pick("accepted")
-    cycle = cycle_at(starts, values.time_ns[at])
+    cycle = late[at]
     at, cycle = at[cycle >= 0], cycle[cycle >= 0]
     rows = np.full((len(at), 3), UNKNOWN, np.int32)
     rows[:, 0], rows[:, 1] = cycle, values.number[at]

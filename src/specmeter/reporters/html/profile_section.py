@@ -8,6 +8,7 @@ from typing import Any
 
 from specmeter.analysis.stalls import RULE
 from specmeter.reporters.html import acceptance_charts, cycle_charts, timeline
+from specmeter.reporters.html.device_section import device_sections
 from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase_times
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
 from specmeter.reporters.levers import levers
@@ -40,6 +41,7 @@ def profile_sections(run: Run, prefix: str = "") -> list[Section]:
     phases = phase_times(run, lead) if lead is not None and lead.chosen.any() else {}
     return [
         _cycle(run, document, prefix),
+        *device_sections(document, prefix),
         _timeline(run, ranks, prefix),
         _spread(lead, phases, prefix),
         _acceptance(run, document, lead, prefix),
@@ -96,7 +98,7 @@ def _cycle(run: Run, document: Document, prefix: str) -> Section:
     section = Section("Where the cycle goes", f"{prefix}cycle")
     chart = figure(cycle_charts.cycle_chart(document), "The cycle against the baseline", note)
     section.add(beside(chart, _phase_table(document)))
-    if document.get("device"):
+    if device_line(document.get("device")):
         section.add(paragraph(f"{device_line(document['device'])}."))
     verify = [row for row in document["points"] if row["phase"] == "verify"]
     plain = timeline.baseline_parts(run)
