@@ -1,0 +1,318 @@
+"""What a mark on the device costs the host, and what a stamp in a graph costs the device. Needs an NVIDIA GPU.
+
+    PYTHONPATH=src python3 benchmarks/device_stamp_cost.py [--blocks 40] [--calls 200] [--quick]
+
+Host: blocks of calls in random order, each call a small kernel with a pair of marks around it, or bare; the cost of a
+pair is the difference of the block means, taken block round by block round. Once with an idle device (each block waits
+for it) and once behind a kernel that keeps the stream busy, as under run-ahead. The ways:
+
+    event_pair_former   pooled torch.cuda.Event, is_current_stream_capturing() and record() by torch's own methods
+    event_pair_lean     runtime.device_backend: the C record on a kept Stream object
+    stamp_ctypes        a stamp kernel each by cuLaunchKernel through ctypes
+    stamp_triton        the same kernel in Triton, by Triton's launcher (left out without triton)
+    clock_events        a DeviceClock point as the server has it, drained once a call, outside = events
+    clock_stamps        the same, outside = stamps
+
+Device: a graph of 200 small kernels clean and with 10 stamped calls, replayed in random order in one process; the cost
+of a stamp is the difference of the replays' times by events, over the stamps in it.
+
+Prints one JSON document: medians with 95 % intervals by order statistics (microseconds), machine, versions, and the
+stamp clock's own report (compiler, granularity of %globaltimer, error of the clock pair).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+
+from specmeter.runtime.device import DeviceClock
+from specmeter.runtime.device_backend import Backend, find_backend
+from specmeter.runtime.device_driver import Driver
+from specmeter.runtime.device_stamps import END, StampRing
+
+Call = Callable[[], None]
+POINT = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=40, help="blocks of each way")
+    parser.add_argument("--calls", type=int, default=200, help="calls a block")
+    parser.add_argument("--quick", action="store_true", help="a few blocks, to see that it runs")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    if args.quick:
+        args.blocks, args.calls = 8, 50
+    if not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device")
+    small = torch.zeros(256, device="cuda")
+    torch.cuda.synchronize()
+    found, reason = find_backend()
+    assert found is not None, reason
+    kernel: Call = lambda: small.add_(1.0)  # noqa: E731
+    ways, notes, clock = make_ways(found, kernel)
+    document: dict[str, Any] = {"machine": machine(), "blocks": args.blocks, "calls": args.calls, "notes": notes}
+    document["host_us"] = {
+        state: host_cost(ways, kernel, args, busy) for state, busy in (("idle", False), ("behind", True))
+    }
+    document["device_us"] = graph_cost(args)
+    document["clock"] = clock.describe()
+    print(json.dumps(document, indent=1))
+
+
+# -- the ways ---------------------------------------------------------------------------------------------------------
+
+
+def make_ways(backend: Backend, kernel: Call) -> tuple[dict[str, Call], dict[str, str], DeviceClock]:
+    """Each way as a call of the kernel with a pair of marks around it."""
+    notes: dict[str, str] = {}
+    ring = StampRing(Driver())
+    ways: dict[str, Call] = {
+        "event_pair_former": former_events(kernel),
+        "event_pair_lean": lean_events(backend, kernel),
+        "stamp_ctypes": ctypes_stamps(ring, backend, kernel),
+    }
+    triton = triton_stamps(kernel, notes)
+    if triton is not None:
+        ways["stamp_triton"] = triton
+    ways["clock_events"], _ = clock_point("events", kernel)
+    ways["clock_stamps"], clock = clock_point("stamps", kernel)
+    return ways, notes, clock
+
+
+def former_events(kernel: Call) -> Call:
+    """As specmeter did it at first."""
+    cuda = torch.cuda
+    pool = [cuda.Event(enable_timing=True) for _ in range(64)]
+    place = 0
+
+    def record() -> None:
+        nonlocal place
+        if cuda.is_current_stream_capturing():
+            return
+        place = (place + 1) % len(pool)
+        pool[place].record()
+
+    def call() -> None:
+        record()
+        kernel()
+        record()
+
+    return call
+
+
+def lean_events(backend: Backend, kernel: Call) -> Call:
+    """As the runtime records them now."""
+    pool = [backend.event() for _ in range(64)]
+    place = 0
+
+    def record() -> None:
+        nonlocal place
+        if backend.capturing():
+            return
+        place = (place + 1) % len(pool)
+        backend.mark(pool[place])
+
+    def call() -> None:
+        record()
+        kernel()
+        record()
+
+    return call
+
+
+def ctypes_stamps(ring: StampRing, backend: Backend, kernel: Call) -> Call:
+    """Stamp kernels by the driver."""
+    raw = backend.raw
+    assert raw is not None
+    number = 0
+
+    def call() -> None:
+        nonlocal number
+        number += 1
+        if not backend.capturing():
+            ring.stamp(raw(), POINT, 0, 0, number)
+        kernel()
+        if not backend.capturing():
+            ring.stamp(raw(), POINT | END, 0, 0, number)
+
+    return call
+
+
+def triton_stamps(kernel: Call, notes: dict[str, str]) -> Call | None:
+    """The same by Triton; None, with the reason in ``notes``, where it cannot be had."""
+    try:
+        from device_stamp_triton import stamp  # type: ignore[import-not-found]
+    except Exception as error:
+        notes["stamp_triton"] = f"{type(error).__name__}: {error}"
+        return None
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda")
+    rows = torch.zeros(8192, dtype=torch.int64, device="cuda")
+    try:
+        stamp[(1,)](counter, rows, 8191, num_warps=1)
+        torch.cuda.synchronize()
+    except Exception as error:
+        notes["stamp_triton"] = f"{type(error).__name__}: {error}"
+        return None
+
+    def call() -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            stamp[(1,)](counter, rows, 8191, num_warps=1)
+        kernel()
+        if not torch.cuda.is_current_stream_capturing():
+            stamp[(1,)](counter, rows, 8191, num_warps=1)
+
+    return call
+
+
+def clock_point(outside: str, kernel: Call) -> tuple[Call, DeviceClock]:
+    """A device point with its host span, and a drain, as one cycle with one point."""
+    cycle = 0
+    clock = DeviceClock(lambda *_record: None, lambda: cycle, outside)
+    begin, end = clock.pair(POINT, time.perf_counter_ns, lambda _t0, result, _id: result)
+    clock.set_taking(True)
+
+    def call() -> None:
+        nonlocal cycle
+        cycle += 1
+        clock.drain()
+        token = begin()
+        end(token, kernel(), POINT)
+
+    return call, clock
+
+
+# -- host -------------------------------------------------------------------------------------------------------------
+
+
+def host_cost(ways: dict[str, Call], kernel: Call, args: argparse.Namespace, busy: bool) -> dict[str, Any]:
+    """Cost of a pair of marks over the bare call, us, way by way."""
+    order = random.Random(args.seed)
+    everything = {"bare": kernel, **ways}
+    times: dict[str, list[float]] = {name: [] for name in everything}
+    for call in everything.values():
+        block(call, 50, False)
+    for _ in range(args.blocks):
+        names = list(everything)
+        order.shuffle(names)
+        for name in names:
+            times[name].append(block(everything[name], args.calls, busy))
+    bare = times.pop("bare")
+    costs = {name: median_interval([a - b for a, b in zip(found, bare, strict=True)]) for name, found in times.items()}
+    return {"bare_call": median_interval(bare), "pair": costs}
+
+
+def block(call: Call, calls: int, busy: bool) -> float:
+    """Mean host time of a call, us."""
+    torch.cuda.synchronize()
+    if busy:
+        torch.cuda._sleep(60_000_000)  # cycles, about 30 ms: the whole block is launched behind it
+    before = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    after = time.perf_counter_ns()
+    torch.cuda.synchronize()
+    return (after - before) / calls / 1e3
+
+
+# -- device -----------------------------------------------------------------------------------------------------------
+
+
+def graph_cost(args: argparse.Namespace, kernels: int = 200, stamped: int = 10) -> dict[str, Any]:
+    """A clean graph and a stamped one of the same work, in one process, in random order."""
+    work = torch.zeros(1 << 16, device="cuda")
+    clock = DeviceClock(lambda *_record: None, lambda: 0, None, True)
+    call = point(clock)
+
+    def capture(every: int) -> Any:
+        for _ in range(3):
+            work.mul_(1.0)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(kernels):
+                if every and index % every == 0:
+                    call(lambda: work.mul_(1.0))
+                else:
+                    work.mul_(1.0)
+        return graph
+
+    clean = capture(0)
+    clock.follow_graphs()
+    full = capture(kernels // stamped)
+    clock.leave()
+    stamps = clock.describe()["stamps"]["stamps_in_graphs"]["1"]
+    order = random.Random(args.seed)
+    times: dict[str, list[float]] = {"clean": [], "stamped": []}
+    for _ in range(args.blocks * 5):
+        names = ["clean", "stamped"]
+        order.shuffle(names)
+        for name in names:
+            times[name].append(replay_us(clean if name == "clean" else full))
+    each = [(b - a) / stamps for a, b in zip(times["clean"], times["stamped"], strict=True)]
+    return {
+        "kernels": kernels,
+        "stamps": stamps,
+        "clean_replay": median_interval(times["clean"]),
+        "stamped_replay": median_interval(times["stamped"]),
+        "per_stamp": median_interval(each),
+    }
+
+
+def point(clock: DeviceClock) -> Callable[[Call], Any]:
+    """A stamped point's call."""
+    begin, end = clock.pair(POINT, time.perf_counter_ns, lambda _t0, result, _id: result, stamp=True)
+    return lambda function: end(begin(), function(), POINT)
+
+
+def replay_us(graph: Any, times: int = 5) -> float:
+    """Device time of a replay, us: a few in a row between two events."""
+    first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    first.record()
+    for _ in range(times):
+        graph.replay()
+    second.record()
+    torch.cuda.synchronize()
+    return 1e3 * first.elapsed_time(second) / times
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def median_interval(values: list[float]) -> dict[str, Any]:
+    """The median with the order statistics that hold it with 95 % (Conover, Nonparametric Statistics, 3.2)."""
+    x = sorted(values)
+    half = 1.96 * math.sqrt(len(x)) / 2
+    low = max(0, math.floor(len(x) / 2 - half) - 1)
+    high = min(len(x) - 1, math.ceil(len(x) / 2 + half))
+    return {"low": x[low], "median": statistics.median(x), "high": x[high], "n": len(x)}
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "cpu": platform.processor() or platform.machine(),
+    }
+
+
+if __name__ == "__main__":
+    main()
