@@ -54,10 +54,16 @@ class _Seen:
     records: NewRecords
     cycle: int = -1
     count: int = 0
+    core: int = 0
     begin_ns: int = 0
     end_ns: int = 0
     ahead: int | None = None
     steady: bool = True
+
+    @property
+    def turns(self) -> int:
+        """How often the process counts in one cycle: an engine core and its worker in one process each do."""
+        return max(1, round(self.count / self.core)) if self.core else 1
 
     @property
     def period_s(self) -> float:
@@ -71,6 +77,7 @@ class _Watch:
 
     link: Link
     cycle_ids: frozenset[int]
+    core_ids: frozenset[int]
     iteration_ids: frozenset[int]
     seen: dict[tuple[int, int], _Seen] = field(default_factory=dict)
 
@@ -96,6 +103,7 @@ class _Watch:
                 if kind == layout.KIND_HOST_SPAN and point in self.cycle_ids:
                     seen.begin_ns = seen.begin_ns or t0
                     seen.cycle, seen.end_ns, seen.count = cycle, t0, seen.count + 1
+                    seen.core += point in self.core_ids
                 elif kind == layout.KIND_VALUE and point in self.iteration_ids:
                     seen.steady = seen.steady and seen.ahead in (None, t0 - cycle)
                     seen.ahead = t0 - cycle
@@ -125,16 +133,20 @@ def deep_window(
         raise SpecmeterError(
             f"Link {link.id} is not armed.", "A deep window needs the probes in.", "`specmeter arm` first."
         )
-    plan = link.plan()
-    ids = frozenset(int(point["id"]) for point in plan["points"] if point.get("role") == "cycle")
-    names = {str(point["name"]) for point in plan["points"] if point.get("role") == "cycle"}
-    wanted = {f"{name}.iteration" for name in names}
-    iterations = frozenset(int(id) for name, id in (plan.get("value_ids") or {}).items() if name in wanted)
-    watch = _Watch(link, ids, iterations)
+    watch = _watch(link)
     try:
         return _ask(_Window(link, cycles, label, deadline_s, say), watch)
     finally:
         watch.close()
+
+
+def _watch(link: Link) -> _Watch:
+    plan = link.plan()
+    names = {int(point["id"]): str(point["name"]) for point in plan["points"] if point.get("role") == "cycle"}
+    wanted = {f"{name}.iteration" for name in names.values()}
+    iterations = frozenset(int(id) for name, id in (plan.get("value_ids") or {}).items() if name in wanted)
+    core = frozenset(id for id, name in names.items() if name.endswith(".core"))
+    return _Watch(link, frozenset(names), core, iterations)
 
 
 @dataclass
@@ -173,7 +185,9 @@ def _ask(window: _Window, watch: _Watch) -> DeepAsked:
     window.id = int(window.link.document()["state"]["generation"]) + 1
     window.tell({})
     activity, targets, left_out = _chosen(window.link, running)
-    mine: dict[str, dict[str, Any]] = {f"{p.pid}-{p.start}": {"activity": activity} for p in targets}
+    mine: dict[str, dict[str, Any]] = {
+        f"{p.pid}-{p.start}": {"activity": activity, "turns": watch.seen[p.pid, p.start].turns} for p in targets
+    }
     with window.called_off():
         window.say("making the profiler ready")
         window.tell(mine)

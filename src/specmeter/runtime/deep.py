@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from typing import Any, Callable, Dict, Optional
 
 from . import report
@@ -67,16 +68,17 @@ class Deep:
         self._bell, self._answer, self._ended = Bell(), Bell(), Bell()
         self._facts: Dict[str, Any] = {}
         self._device = self._first = -1
-        self._count = 0
+        self._count = self._turns = 0
 
     # -- asked by the control thread ------------------------------------------------------------------------------
 
     def command(self, armed: bool) -> int:
         """Do what link.json's state.deep says; gives its generation.
 
-        ``{"id", "cycles", "deadline_s", "wait_s", "label", "processes": {"PID-START": {"activity", "start"}}}``: a
-        process that is named with an activity makes the profiler ready, and with a ``start`` begins at the first cycle
-        of that number or a later one. All others only tell what they have.
+        ``{"id", "cycles", "deadline_s", "wait_s", "label", "processes": {"PID-START": {"activity", "turns",
+        "start"}}}``: a process that is named with an activity makes the profiler ready, and with a ``start`` begins at
+        the first cycle of that number or a later one; ``turns`` is how often it counts in one cycle. All others only
+        tell what they have.
         """
         with open(os.path.join(self._folder, "link.json"), "rb") as file:
             state = json.loads(file.read())["state"]
@@ -85,7 +87,7 @@ class Deep:
         if mine is None:
             self.end("it was called off")
         elif self._id != request["id"]:
-            self._begin(request, str(mine["activity"]), armed)
+            self._begin(request, mine, armed)
         if mine is not None and "start" in mine:
             self._start_at = int(mine["start"])
         return int(state["generation"])
@@ -111,16 +113,17 @@ class Deep:
         """For the process's report."""
         return {"id": self._id, "state": self.state, "reason": self.reason, **look()}
 
-    def _begin(self, request: Dict[str, Any], activity: str, armed: bool) -> None:
+    def _begin(self, request: Dict[str, Any], mine: Dict[str, Any], armed: bool) -> None:
         if self.running:
             return  # that one has its own deadline; whoever asks sees its id in the report
         self.forked()
         self._id, self._count = int(request["id"]), int(request["cycles"])
+        self._turns = (self._count + EXTRA) * int(mine["turns"])
         if not armed:
             self.state, self.reason = FAILED, "the probes are not in, so no cycle is seen"
             return
         self.state = PREPARING
-        start_new_thread(self._run, (request, activity))
+        start_new_thread(self._run, (request, str(mine["activity"])))
 
     # -- in the engine's thread -----------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Deep:
                     return self.end(busy)
                 self._device, self._first = tool.current_device(), cycle
                 self._hand(_START, STARTING)
-            elif self.state == ON and cycle >= self._first + self._count + EXTRA:
+            elif self.state == ON and cycle >= self._first + self._turns:
                 self._facts["stop_cycle"] = cycle
                 self._hand(_STOP, STOPPING)
         except Exception as error:
@@ -216,11 +219,8 @@ class Deep:
         self._facts["complete"] = self._order == _STOP
         self._facts["stop_marks"] = tool.marks()
         self._facts["stop_pairs"] = pairs()
-        lost = tool.lost()
         self._timed("stop", tool.stop)
         self._answer.ring()
-        if lost:
-            raise CannotProfile(lost)
 
     def _wait_quiet(self, most_s: float) -> None:
         """Until no cycle has begun for a moment, or so long: writing holds Python's lock, so better while idle."""
@@ -255,12 +255,18 @@ class Deep:
     def _meta(self, tool: Tool, request: Dict[str, Any]) -> Dict[str, Any]:
         rank, world = report.rank_and_world()
         pid = os.getpid()
-        who = {"pid": pid, "start": start_ticks(pid), "host": os.uname().nodename, "boot_id": boot_id(), "rank": rank}
+        who = {
+            "pid": pid,
+            "start": start_ticks(pid),
+            "host": socket.gethostname()[:64],
+            "boot_id": boot_id(),
+            "rank": rank,
+        }
         what = {"activity": tool.activity, "torch": tool.version, "mark_name": tool.mark_name, "world": world}
         thread = get_ident()
         window = {"first_cycle": self._first, "cycles": self._count, "wanted_start": self._start_at, "thread": thread}
         asked = {"id": self._id, "label": str(request.get("label") or "")}
-        return {"format": 1, **asked, **who, **what, **window, "native_thread": report_native(), **self._facts}
+        return {"format": 1, **asked, **who, **what, **window, "native_thread": get_native_id(), **self._facts}
 
     def _timed(self, what: str, call: Callable[[], None]) -> None:
         began = time.perf_counter_ns()
@@ -274,10 +280,3 @@ class Deep:
     def _stem(self) -> str:
         pid = os.getpid()
         return f"{pid}-{start_ticks(pid)}"
-
-
-def report_native() -> int:
-    """The system's id of the calling thread."""
-    from _thread import get_native_id
-
-    return int(get_native_id())

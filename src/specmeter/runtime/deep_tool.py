@@ -53,17 +53,22 @@ class Tool:
                 raise CannotProfile("this process has begun no CUDA device")
             if autograd.ProfilerActivity.CUDA not in autograd._supported_activities():
                 raise CannotProfile(f"torch {torch.__version__} was built without CUPTI")  # type: ignore[attr-defined]
-            self._profile = self._made(use_cpu=False, use_device="cuda")
+            self._profile = self._made({}, use_cpu=False, use_device="cuda")
         else:
+            self._profile = self._made({"profile_all_threads": True}, use_cpu=True)
+
+    def _made(self, config: Dict[str, Any], **options: Any) -> Any:
+        kind = self._torch.autograd.profiler.profile
+        experimental = self._torch._C._profiler._ExperimentalConfig
+        try:
+            # What is not needed for the file is not made when it stops.
+            options["experimental_config"] = experimental(trace_only=True, **config)
+        except TypeError:  # before torch 2.13
             try:
-                config = self._torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+                options["experimental_config"] = experimental(**config)
             except TypeError:
                 version = self._torch.__version__
                 raise CannotProfile(f"torch {version} sees the operators of its caller's thread only") from None
-            self._profile = self._made(use_cpu=True, experimental_config=config)
-
-    def _made(self, **options: Any) -> Any:
-        kind = self._torch.autograd.profiler.profile
         try:
             return kind(use_kineto=True, **options)
         except TypeError:  # before torch 2.4
@@ -97,18 +102,22 @@ class Tool:
         self.on = True
 
     def stop(self) -> None:
-        """End it and keep the result. Holds Python's lock while the events are gathered."""
-        self.on = self.ready = False
-        self._result = self._torch.autograd._disable_profiler()
+        """End it and keep the result. Holds Python's lock while the events are gathered.
 
-    def lost(self) -> str:
-        """Why what was collected is not ours alone, or an empty string; asked before ``stop``."""
+        Raises CannotProfile when somebody else has begun a profile meanwhile: theirs has taken the place of ours.
+        """
+        self.on = self.ready = False
         started = getattr(self._torch.autograd.profiler, "_is_profiler_enabled", False)
-        return "another torch profiler was started during the window" if started else ""
+        if not started or self.activity == CPU:  # operators are ours to stop; the device's part is theirs now
+            self._result = self._torch.autograd._disable_profiler()
+        if started:
+            raise CannotProfile("another torch profiler was started during the window")
 
     def leave(self) -> None:
         """Whatever happened: off."""
         if self.ready and not self.on:
+            if getattr(self._torch.autograd.profiler, "_is_profiler_enabled", False):
+                return  # somebody else's has taken its place
             self.start(self.device)
         if self.on:
             self.stop()

@@ -105,9 +105,7 @@ def read_host(ring: Ring, index: PlanIndex, lanes: Sequence[Mapping[str, Any]], 
     """The part of a ring around ``begin_ns``..``end_ns``; ``lanes`` as the process's report names them."""
     records = ring.records
     host = records["kind"] == layout.KIND_HOST_SPAN
-    cycle = host & (index.role_of[records["point"]] == CYCLE)
-    starts, numbers = records["t0"][cycle], records["cycle"][cycle].astype(np.int64)
-    order = np.argsort(starts, kind="stable")
+    starts, numbers = _cycles(records[host & (index.role_of[records["point"]] == CYCLE)], index)
     near = host & (records["t1"] >= begin_ns - _MARGIN_NS) & (records["t0"] <= end_ns + _MARGIN_NS)
     near &= index.role_of[records["point"]] != UNKNOWN
     known = {int(lane["lane"]): lane for lane in lanes}
@@ -115,7 +113,23 @@ def read_host(ring: Ring, index: PlanIndex, lanes: Sequence[Mapping[str, Any]], 
     for number in np.unique(records["lane"][near]).tolist():
         found.append(_lane(records[near & (records["lane"] == number)], known.get(number) or {}))
     lost = ring.overwritten > 0 and len(records) > 0 and int(records["t1"][0]) > begin_ns
-    return Host(tuple(found), np.ascontiguousarray(starts[order]), numbers[order], lost)
+    return Host(tuple(found), starts, numbers, lost)
+
+
+def _cycles(records: NDArray[np.void], index: PlanIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Begins and numbers of the cycles from the spans of cycle points.
+
+    Where an engine core and its worker share a process both have one, and the process has counted both: the core's
+    (named ``*.core``) are the cycles then, numbered from 0.
+    """
+    core = np.isin(
+        index.name_of[records["point"]], [at for at, name in enumerate(index.names) if name.endswith(".core")]
+    )
+    both = bool(core.any()) and not bool(core.all())
+    records = records[core] if both else records
+    records = records[np.argsort(records["t0"], kind="stable")]
+    numbers = np.arange(len(records)) if both else records["cycle"].astype(np.int64)
+    return np.ascontiguousarray(records["t0"]), numbers
 
 
 def _lane(records: NDArray[np.void], named: Mapping[str, Any]) -> Lane:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
 from specmeter.trace.deep_window import KERNEL, MEMCPY, MEMSET, Columns
-from specmeter.trace.regular import read_regular
+from specmeter.trace.regular import open_regular
 
 MOST_BYTES = 4 << 30
 _HOST, _DEVICE, _OPERATOR = range(3)
@@ -37,6 +37,7 @@ _SIZES = {
     **dict.fromkeys(("Float", "Int"), 4),
     **dict.fromkeys(("Double", "Long"), 8),
 }
+_MOST_US = 4.1e15  # since 1970, where no base is given
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -102,8 +103,9 @@ def _table(rows: Sequence[tuple[Any, ...]], base: int) -> Columns:
     parts = list(zip(*rows, strict=True)) if rows else [()] * 8
     name = np.array(parts[0], np.int32)
     ts, dur = (np.array(part, np.float64) for part in parts[1:3])
-    if not (np.isfinite(ts).all() and np.isfinite(dur).all() and (dur >= 0).all()):
-        raise ValueError("a time that is no number, or below 0")
+    # NaN fails every comparison.
+    if not ((np.abs(ts) < _MOST_US).all() and (dur >= 0).all() and (dur < _MOST_US).all()):
+        raise ValueError("a time that is no number, below 0 or beyond this century")
     t0 = np.rint(ts * 1000).astype(np.int64) + base
     numbers = [np.array(part, np.int64) for part in parts[3:]]
     order = np.argsort(t0, kind="stable")
@@ -139,11 +141,11 @@ def _bytes(args: Mapping[str, Any]) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        with open_regular(path) as file:
+            # A few packed bytes can stand for any number.
+            raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
             raise SpecmeterError(f"{path} is larger than 4 GiB", next_step="Record a shorter window.")
-        raw = read_regular(path)
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
         document = json.loads(raw, parse_constant=_refused)
     except (OSError, EOFError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
