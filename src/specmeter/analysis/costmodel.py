@@ -22,6 +22,8 @@ from specmeter.trace.plan import phase_of
 # What a verify forward at a width that was not measured may differ from the line between measured ones. A choice, not
 # a law: benchmarks/costmodel.py compares predictions with measurements.
 VERIFY_SLACK = 0.03
+# The name under which a predicted cycle holds what a what-if takes off it as a whole.
+SAVED = "saved"
 # A slope in the tokens gained is used only if it stands this many standard errors off zero.
 SLOPE_T = 4.0
 
@@ -106,6 +108,13 @@ class Cost:
             {name: factor * ms for name, ms in self.points.items()},
             {name: factor * ms for name, ms in self.phases.items()},
         )
+
+    def less(self, ms: float) -> Cost:
+        """The same without ``ms`` of it, wherever they were: device time has no place among points of the host."""
+        if not ms:
+            return self
+        ms = min(ms, 0.99 * self.ms)
+        return Cost({**self.points, SAVED: -ms}, {**self.phases, SAVED: -ms})
 
 
 @dataclass(frozen=True)

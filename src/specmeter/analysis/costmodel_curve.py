@@ -105,17 +105,22 @@ class _Draw:
         evidence = self._evidence
         model = self._model.scaled(change.factors) if change.factors else self._model
         lengths = Lengths(evidence, self._weights, change)
-        found = {k: self._point(model, lengths.at(k), k, change.batch, slack) for k in steps}
+        found = {
+            k: self._point(model, lengths.at(k), k, change.batch, slack, change.saved_at(k, evidence.now))
+            for k in steps
+        }
         if change == Assumed() and evidence.now in found:
             return found, found[evidence.now].rate
         plain = Lengths(evidence, self._weights, Assumed(acceptance=None))
         return found, self._point(self._model, plain.at(evidence.now), evidence.now, None, False).rate
 
-    def _point(self, model: CostModel, length: Length, steps: int, batch: float | None, slack: bool) -> _Point:
+    def _point(
+        self, model: CostModel, length: Length, steps: int, batch: float | None, slack: bool, saved_ms: float = 0.0
+    ) -> _Point:
         ratio = self._ratios.get(steps)
         if ratio is None:
             ratio = self._ratios[steps] = _calibration(self._evidence, self._model, steps, self._weights)
-        cost = model.cycle(steps, length.tokens, batch).times(ratio)
+        cost = model.cycle(steps, length.tokens, batch).times(ratio).less(saved_ms)
         base = _baseline(self._evidence, self._weights, batch)
         return _Point(cost, length, base, ratio * model.slack_ms(steps, batch) if slack else 0.0)
 

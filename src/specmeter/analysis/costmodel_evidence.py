@@ -13,24 +13,34 @@ from specmeter.analysis.stats import Interval
 @dataclass(frozen=True)
 class Assumed:
     """What a what-if changes: ``factors`` of points or phases (0: gone), ``acceptance`` by position instead of the
-    recorded one, ``length`` an accept length (tokens) at the present steps, and ``batch``."""
+    recorded one, ``length`` an accept length (tokens) at the present steps, and ``batch``. ``saved_ms`` are
+    milliseconds of a cycle at the present steps that go, by phase."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
     acceptance: tuple[float, ...] | None = None
     length: float | None = None
     batch: float | None = None
+    saved_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def saved_at(self, steps: int, now: int) -> float:
+        """What goes of a cycle of ``steps`` draft steps, ms: the draft phase's runs once a step from the second on."""
+        return sum(
+            ms * (steps - 1) / (now - 1) if phase == "draft" and now > 1 else ms for phase, ms in self.saved_ms.items()
+        )
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
-    acceptance by position where the cycles hold none, and the steps that run at present."""
+    acceptance by position where the cycles hold none, and the steps that run at present. ``draft_collectives_ms`` is
+    what a deep window at these steps saw of collectives in the draft and extend phases, ms a cycle by phase."""
 
     samples: tuple[Sample, ...]
     now: int
     experts: Experts | None = None
     baseline_ms: Interval | None = None
     acceptance: tuple[float, ...] | None = None
+    draft_collectives_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def chains(self) -> list[Sample]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specmeter import __version__
 from specmeter.analysis.acceptance_lengths import recorded_acceptance
+from specmeter.analysis.collective_words import draft_collectives_ms
 from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
 from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.analysis.moe import Experts, distinct_experts
+from specmeter.analysis.saved import analysed
 from specmeter.analysis.stalls import RULE
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
@@ -59,7 +63,19 @@ def evidence_of(
         fit(samples)
     rates = acceptance or _saved_acceptance(runs)
     draft = Evidence(samples, 0, experts, _saved_baseline(runs), rates)
-    return Evidence(samples, _present(draft, runs, now), experts, draft.baseline_ms, rates)
+    present = _present(draft, runs, now)
+    return Evidence(samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present))
+
+
+def _saved_collectives(runs: Sequence[Run], now: int) -> dict[str, float]:
+    """What a deep window at ``now`` draft steps saw of collectives in the draft, of the first run that has one."""
+    for run in runs:
+        found = draft_collectives_ms(run.analysis)
+        if found:
+            steps = run.cycles["steps"][analysed(run, run.cycles)]
+            if len(steps) and int(np.median(steps)) == now:
+                return found
+    return {}
 
 
 def _present(evidence: Evidence, runs: Sequence[Run], now: int | None) -> int:

@@ -6,7 +6,6 @@ therefore the cycle without collectives, and the straggler is the rank whose own
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.breakdown import breakdown, select
+from specmeter.analysis.rank_arrivals import COLLECTIVE_POINT, rank_skew
 from specmeter.analysis.stalls import without_stalls
 from specmeter.trace.build import RankTrace, Trace
 
-_COLLECTIVE = re.compile(r"\.(all_reduce|all_gather|gather|reduce_scatter|broadcast|all_to_all)$")
+# A rank is named for a phase when it is so much of the others' mean behind in it; less is noise between equal ranks.
+_BEHIND = 0.05
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def rank_row(rank: RankTrace, trace: Trace, requests: NDArray[np.bool_]) -> Rank
     """The row of ``rank`` over the decode cycles of the ``requests`` chosen."""
     chosen = select(rank, requests) & (rank.cycles.probed == 1)
     table = breakdown(rank, trace.index, without_stalls(rank.cycles.dur_ns, chosen))
-    collectives = {row.name: row for row in table.rows if _COLLECTIVE.search(row.name)}
+    collectives = {row.name: row for row in table.rows if COLLECTIVE_POINT.search(row.name)}
     spent = {name: row.ms for name, row in collectives.items()}
     return RankRow(
         rank.host,
@@ -54,11 +55,40 @@ def rank_row(rank: RankTrace, trace: Trace, requests: NDArray[np.bool_]) -> Rank
 
 
 def rank_tables(trace: Trace, requests: NDArray[np.bool_]) -> dict[str, Any]:
-    """The keys ``ranks`` and ``straggler`` of analysis.json; empty and None for a single rank."""
+    """The keys ``ranks``, ``straggler``, ``phase_stragglers`` and ``rank_skew`` of analysis.json.
+
+    Empty and None for a single rank.
+    """
     if len(trace.ranks) < 2:
-        return {"ranks": [], "straggler": None}
+        return {"ranks": [], "straggler": None, "phase_stragglers": [], "rank_skew": None}
     rows = [rank_row(rank, trace, requests) for rank in trace.ranks]
-    return {"ranks": [asdict(row) for row in rows], "straggler": straggler(rows)}
+    chosen = select(trace.main, requests) & (trace.main.cycles.probed == 1)
+    skew = rank_skew(trace, without_stalls(trace.main.cycles.dur_ns, chosen))
+    return {
+        "ranks": [asdict(row) for row in rows],
+        "straggler": straggler(rows),
+        "phase_stragglers": phase_stragglers(rows),
+        "rank_skew": skew.as_json() if skew is not None else None,
+    }
+
+
+def phase_stragglers(rows: Sequence[RankRow]) -> list[dict[str, Any]]:
+    """For each phase the rank that spends longest in it, where that is clearly more than the others do.
+
+    Phases that are waits are left out: there the longest one is the rank that has least to do.
+    """
+    timed = [row for row in rows if row.cycles]
+    found = []
+    for phase in dict.fromkeys(name for row in timed for name in row.phases_ms):
+        if phase == "wait" or len(timed) < 2:
+            continue
+        slowest = max(timed, key=lambda row: row.phases_ms.get(phase, 0.0))
+        own = slowest.phases_ms.get(phase, 0.0)
+        others = float(np.mean([row.phases_ms.get(phase, 0.0) for row in timed if row is not slowest]))
+        if own > (1 + _BEHIND) * others:
+            facts = {"phase": phase, "rank": slowest.rank, "host": slowest.host, "own_ms": own}
+            found.append({**facts, "others_own_ms": others, "behind_ms": own - others})
+    return sorted(found, key=lambda row: -row["behind_ms"])
 
 
 def straggler(rows: Sequence[RankRow]) -> dict[str, Any] | None:

@@ -52,7 +52,11 @@ def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapp
     if steps_asked:
         wanted = int(steps_asked["steps"] or steps_asked["other"])
         return _steps(evidence, question, wanted)
-    assumed, assumptions, reason = _assumed(words, question, phases_ms, sorted({s.batch for s in evidence.chains}))
+    if _DRAFT_TP.match(words):
+        assumed, assumptions, reason = _draft_tp(phases_ms, evidence.draft_collectives_ms)
+    else:
+        measured = sorted({s.batch for s in evidence.chains})
+        assumed, assumptions, reason = _assumed(words, question, phases_ms, measured)
     if assumed is None:
         return Answer(question, None, None, assumptions, reason)
     rows = curve(evidence, steps, assumed)
@@ -73,8 +77,6 @@ def _assumed(
 ) -> tuple[Assumed | None, tuple[str, ...], str]:
     if words in ("seams at zero", "seam at zero"):
         return _seams(phases_ms)
-    if _DRAFT_TP.match(words):
-        return _draft_tp(phases_ms)
     for pattern in (_FASTER, _ZERO, _AT_MS):
         match = pattern.match(words)
         if match:
@@ -151,21 +153,30 @@ def _seams(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, .
     return None, (), reason
 
 
-def _draft_tp(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+def _draft_tp(
+    phases_ms: Mapping[str, float], window_ms: Mapping[str, float]
+) -> tuple[Assumed | None, tuple[str, ...], str]:
+    """By points on the draft's collectives, else by what a deep window saw of them on the device."""
     found = [name for name in phases_ms if name.startswith(("draft.", "extend.")) and COLLECTIVE.search(name)]
-    if not found:
-        reason = (
-            "no collective was recorded in the draft (one process, or a recipe without points on them); with a known "
-            "figure ask for example `draft 20 % faster`"
-        )
-        return None, (), reason
-    total = sum(phases_ms[name] for name in found)
-    notes = (
-        f"{', '.join(sorted(found))} vanish: {total:.3f} ms a cycle, waiting for the slowest rank included",
-        "a whole draft layer on one rank takes as long as its shard did (its weights are read by one device instead)",
-        SAME_BASELINE,
+    whole = (
+        "a whole draft layer on one rank takes as long as its shard did (its weights are read by one device instead)"
     )
-    return Assumed(dict.fromkeys(found, 0.0)), notes, ""
+    if found:
+        total = sum(phases_ms[name] for name in found)
+        vanish = f"{', '.join(sorted(found))} vanish: {total:.3f} ms a cycle, waiting for the slowest rank included"
+        return Assumed(dict.fromkeys(found, 0.0)), (vanish, whole, SAME_BASELINE), ""
+    if sum(window_ms.values()) > 0:
+        parts = ", ".join(f"{phase} {ms:.3f}" for phase, ms in window_ms.items() if ms > 0)
+        vanish = (
+            f"what collectives of the draft have alone on the device vanishes ({parts} ms a cycle in the deep window), "
+            "waiting for the slowest rank included, and the cycle is as much shorter: it is, where the host keeps ahead"
+        )
+        return Assumed(saved_ms=dict(window_ms)), (vanish, whole, SAME_BASELINE), ""
+    reason = (
+        "no collective was recorded in the draft (one process, or neither a recipe with points on them nor a deep "
+        "window: profile --deep N); with a known figure ask for example `draft 20 % faster`"
+    )
+    return None, (), reason
 
 
 def _wiring(rates: str | None, question: str) -> tuple[Assumed | None, tuple[str, ...], str]:

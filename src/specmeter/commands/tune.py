@@ -30,7 +30,7 @@ from specmeter.trace.rundir import RunWriter
 from specmeter.tune.defaults import read_space, space_for
 from specmeter.tune.journal import Journal
 from specmeter.tune.outcome import command_line, write_outcome
-from specmeter.tune.predict import predictions
+from specmeter.tune.predict import nccl_verdict, predictions
 from specmeter.tune.search import Budget
 from specmeter.tune.space import Candidate
 from specmeter.tune.trial import LiveRunner
@@ -112,7 +112,7 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers from 1 on.")
     user = read_space(args.space) if args.space is not None else None
     flags = flags_at(place, spec)
-    space = space_for(spec, flags, user)
+    space = space_for(spec, flags, user, nccl_verdict(args.profile))
     trials = args.trials
     if trials is None and args.minutes is None and space.dimensions:
         trials = DEFAULT_TRIALS

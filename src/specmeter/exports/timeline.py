@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.analysis.rank_arrivals import missing_ranks
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.inert import inert
 from specmeter.trace.device import ring_lanes
@@ -98,7 +99,7 @@ def build_timeline(run: Run, first: int = 0, last: int | None = None) -> Timelin
         "run": inert(run.run.get("id", ""), 200), "specmeter": inert(run.run.get("version", "")),
         "engine": inert(engine.get("name") or run.plan.get("engine") or "", 80),
     }  # fmt: skip
-    missing = _missing_ranks(run, keys)
+    missing = missing_ranks([rank for _host, rank in keys], -1)
     return Timeline(
         titles, tuple(lane for lane in lanes if len(lane)), *window, rings.unix_offset(keys[0][0]), stop - first, total,
         about, (*rings.warnings, *missing),
@@ -176,14 +177,6 @@ def _title(key: tuple[str, int], spans: Columns) -> str:
     pids = ", ".join(str(pid) for pid in np.unique(spans["pid"][_of(spans, key)]).tolist())
     who = f"rank {key[1]}" if key[1] >= 0 else "server"
     return f"{who} on {inert(key[0], 60)} (process {pids})" if pids else f"{who} on {inert(key[0], 60)}"
-
-
-def _missing_ranks(run: Run, keys: list[tuple[str, int]]) -> list[str]:
-    present = {rank for _host, rank in keys if rank >= 0}
-    absent = sorted(set(range(max(present, default=-1) + 1)) - present)
-    if not absent:
-        return []
-    return [f"no cycles of rank {', '.join(map(str, absent))}: its ring was not recorded"]
 
 
 def _require(run: Run, name: str, table: Columns, columns: tuple[str, ...]) -> None:

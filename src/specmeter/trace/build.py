@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
 from specmeter.trace.cycles import CycleSources, CycleTable, build_cycles, cycle_at
+from specmeter.trace.host_clock import HostClock, host_clocks
 from specmeter.trace.merge import merge
 from specmeter.trace.plan import CYCLE, LEAF, OVERLAPPED, PlanIndex, index_plan, phase_of
 from specmeter.trace.regular import read_regular
@@ -50,8 +51,9 @@ class RankTrace:
 
     ``self_ns`` and ``calls`` have the shape (cycles, names of the plan); ``outside_ns`` likewise, for work that ran
     beside the cycle (other threads, overlapped points). ``steps_ns`` gives, for each name that is called in a loop, an
-    array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered. ``change_us``
-    is the median time that putting the probes in or out took, where they were drawn at random.
+    array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered. ``world`` is
+    how many ranks there are as the process says (-1: it does not), ``overwritten`` how many of its records are lost;
+    ``change_us`` is the median time that putting the probes in or out took, where they were drawn at random.
     """
 
     host: str
@@ -63,12 +65,14 @@ class RankTrace:
     outside_ns: NDArray[np.float64]
     steps_ns: dict[str, NDArray[np.float64]]
     spans: tuple[SpanColumns, ...]
+    world: int = -1
+    overwritten: int = 0
     change_us: float = 0.0
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording: the plan, the requests, and each rank's cycles, the leading rank first."""
+    """A recording: the plan, the requests, each rank's cycles, the leading rank first, and each host's clock."""
 
     plan: Mapping[str, Any]
     index: PlanIndex
@@ -77,6 +81,7 @@ class Trace:
     records: int
     overwritten: int
     holes: int
+    clocks: Mapping[str, HostClock] = field(default_factory=dict)
 
     @property
     def main(self) -> RankTrace:
@@ -120,7 +125,7 @@ def build_trace(
     ranks.sort(key=lambda r: (r.rank < 0, r.rank, -len(r.cycles)))
     return Trace(
         plan, index, tuple(requests), tuple(ranks), sum(len(r.records) for r in read),
-        sum(r.overwritten for r in read), sum(r.holes for r in read),
+        sum(r.overwritten for r in read), sum(r.holes for r in read), host_clocks(r.header for r in read),
     )  # fmt: skip
 
 
@@ -204,7 +209,8 @@ def _rank(master: _Process, worker: _Process | None, index: PlanIndex, requests:
         _total([(c, None, c.inside) for c in columns], shape).astype(np.int32),
         _total([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
         {name: steps for name, steps in loops.items() if steps.shape[1]},
-        (*columns, *beside),
+        (*columns, *beside), max(header.world, worker.ring.header.world if worker else -1),
+        master.ring.overwritten + (worker.ring.overwritten if worker else 0),
         max(_change_us(p.ring) for p in (master, worker) if p is not None),
     )  # fmt: skip
 

@@ -40,6 +40,8 @@ def write_ring(
     host: str = "host",
     boot_id: str = "boot",
     perf_counter_ns: int = 0,
+    time_ns: int = 0,
+    world: int = 1,
 ) -> Path:
     """Write ``records`` as the runtime would have, wrapping around when there are more than ``capacity``."""
     capacity = capacity or max(1, len(records))
@@ -50,7 +52,7 @@ def write_ring(
     slots[position % capacity] = kept
     header = layout.HEADER.pack(
         layout.MAGIC, layout.LAYOUT_VERSION, layout.RECORD_SIZE, capacity, pid, 1, boot_id.encode(), host.encode(),
-        rank, 1, bytes(32), perf_counter_ns, 0,
+        rank, world, bytes(32), perf_counter_ns, time_ns,
     )  # fmt: skip
     with path.open("wb") as file:
         path.chmod(0o600)

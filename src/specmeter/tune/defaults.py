@@ -108,13 +108,16 @@ def _knobs(table: Mapping[str, Any], name: str, path: Path) -> dict[str, tuple[s
     return found
 
 
-def space_for(spec: ServerSpec, flags: EngineFlags, user: SpaceFile | None = None) -> Space:
+def space_for(
+    spec: ServerSpec, flags: EngineFlags, user: SpaceFile | None = None, nccl_cannot: str | None = None
+) -> Space:
     """The space of ``spec``'s engine in its version: defaults that it offers, then the user's words over them.
 
+    ``nccl_cannot`` is why no variable of NCCL can help, where a profile has shown that: then none is tried unasked.
     Raises SpecmeterError for a flag that this version does not have, a variable that turns NVLS on, or no point.
     """
     user = user or SpaceFile()
-    knobs, skipped = _defaults(spec, flags)
+    knobs, skipped = _defaults(spec, flags, nccl_cannot)
     knobs |= user.knobs
     _check_knobs(user, flags)
     for name, reason in user.skip.items():
@@ -132,7 +135,9 @@ def space_for(spec: ServerSpec, flags: EngineFlags, user: SpaceFile | None = Non
     return space
 
 
-def _defaults(spec: ServerSpec, flags: EngineFlags) -> tuple[dict[str, tuple[str | None, ...]], list[tuple[str, str]]]:
+def _defaults(
+    spec: ServerSpec, flags: EngineFlags, nccl_cannot: str | None
+) -> tuple[dict[str, tuple[str | None, ...]], list[tuple[str, str]]]:
     """Knobs tried without being asked for, and those left out with the reason."""
     engine = spec.engine or ""
     knobs: dict[str, tuple[str | None, ...]] = {}
@@ -153,8 +158,10 @@ def _defaults(spec: ServerSpec, flags: EngineFlags) -> tuple[dict[str, tuple[str
         skipped.append(("NCCL and all-reduce", "tensor parallel size is 1: no collective runs, so none can matter"))
     else:
         knobs |= {flag: (None, "on") for flag in ALL_REDUCE.get(engine, ()) if flags.has(flag)}
-        knobs |= {name: values for name, values in NCCL.items() if name not in spec.env}
+        tried = [name for name in NCCL if name not in spec.env and nccl_cannot is None]
+        knobs |= {name: NCCL[name] for name in tried}
         skipped += [(name, "set by the user's environment") for name in NCCL if name in spec.env]
+        skipped += [("NCCL's variables", nccl_cannot)] if nccl_cannot is not None else []
     return knobs, skipped
 
 
