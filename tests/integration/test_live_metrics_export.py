@@ -197,7 +197,7 @@ def test_endpoint_of_a_real_server_on_loopback(tmp_path: Path, monkeypatch: pyte
     """specmeter run, arm, load, /metrics; then the textfile and top --once of the same server."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     base = [sys.executable, "-m", "specmeter"]
-    serve = [*base, "run", "--link", "real", "--armed", "--", *base, "serve", "--threads", "1", "--port", "0"]
+    serve = [*base, "run", "--link", "real", "--armed", "--full", "--", *base, "serve", "--threads", "1", "--port", "0"]
     with (tmp_path / "serve.log").open("w") as log:
         server = subprocess.Popen(serve, stderr=log, stdout=log, start_new_session=True)
     watcher = subprocess.Popen(

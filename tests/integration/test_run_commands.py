@@ -82,7 +82,7 @@ def test_run_arm_status_disarm_and_the_servers_own_end(place: Path) -> None:
         assert server.stdout is not None and server.stdout.readline() == "up\n"
         (link,) = result(specmeter("status", "--json"))["links"]
         assert link["processes"][0]["armed"] is False
-        armed = result(specmeter("arm", "--json"))
+        armed = result(specmeter("arm", "--full", "--json"))
         assert (armed["silent"], armed["processes"][0]["armed"]) == ([], True)
 
         def hits() -> dict[str, int]:

@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         raise SpecmeterError(f"--window {args.window:g} is out of range", "It is in seconds, 0 or more.")
     first = sampling_for(args, "it was not measured")
     link = find_link(args.link)
+    if not any(point["role"] == "cycle" for point in link.plan()["points"]):
+        first = None  # no cycle to draw for
     ack = arm(link, args.timeout, take_over=args.take_over, sampling=first, nvtx=args.nvtx or None)
     if first is not None and ack.done and not ack.silent and args.window:
         ack = _measured(link, ack, first, args)
