@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds to wait for a start")
     parser.add_argument("--wait-for", type=Path, default=None, help="do not measure before this file exists")
     parser.add_argument("--device", action="store_true", help="CUDA events around device points outside graphs")
+    parser.add_argument("--stamps", action="store_true", help="and stamp kernels inside graphs")
     parser.add_argument("--loaded-only", action="store_true")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
@@ -113,8 +114,9 @@ class ExitTest:
         base = self.args.out / "links"
         base.mkdir(mode=0o700, exist_ok=True)
         return prepare_link(
-            command, engine=self.args.engine, base=base, capacity=1 << 20, device_events=self.args.device
-        )
+            command, engine=self.args.engine, base=base, capacity=1 << 20,
+            device_events=self.args.device or self.args.stamps, device_stamps=self.args.stamps,
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Until the file of --wait-for exists, at most 15 minutes."""
