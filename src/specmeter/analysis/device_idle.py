@@ -58,7 +58,7 @@ def _ready(joined: Joined) -> Ints:
     """When each kernel was there for the device to run: its launch's end, or the begin of its graph's first kernel (a
     replay begins before the call has returned). -1: not seen."""
     graph = joined.window.kernels["graph"]
-    found = joined.launched.copy()
+    found: Ints = joined.launched.copy()
     at = np.flatnonzero((graph >= 0) & (found >= 0))
     if len(at):
         _, first, replay = np.unique(graph[at], return_index=True, return_inverse=True)
@@ -69,9 +69,8 @@ def _ready(joined: Joined) -> Ints:
 def by_cause(blame: Blame, group: Ints, count: int) -> NDArray[np.float64]:
     """ns by (group, cause): ``group`` has an entry a part, 0..count-1."""
     cell = group * len(CAUSES) + blame.cause
-    total = np.bincount(cell, weights=blame.ns, minlength=count * len(CAUSES)).reshape(count, len(CAUSES))
-    found: NDArray[np.float64] = total
-    return found
+    total = np.asarray(np.bincount(cell, weights=blame.ns, minlength=count * len(CAUSES)), float)
+    return total.reshape(count, len(CAUSES))
 
 
 def idle_facts(joined: Joined, chosen: Mask, blame: Blame) -> dict[str, Any]:

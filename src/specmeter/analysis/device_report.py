@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from specmeter.analysis.collective_document import collective_facts
 from specmeter.analysis.device_document import device_facts
 from specmeter.analysis.device_join import Mask
 from specmeter.analysis.kernel_classes import Patterns
-from specmeter.analysis.verify_width import Server, verify_width
+from specmeter.analysis.verify_sides import Server
+from specmeter.analysis.verify_width import verify_width
 from specmeter.trace.build import Trace, load_rings
 from specmeter.trace.deep import DeepWindow, load_deep
 from specmeter.trace.requests import Request
@@ -30,7 +32,7 @@ def with_device(
     server: Server | None = None,
     patterns: Patterns | None = None,
 ) -> dict[str, Any]:
-    """The document with ``device.windows`` and ``verify_width`` (docs/schema.md); as it was without windows.
+    """The document with ``device.windows``, ``verify_width`` and ``collectives``; as it was without windows.
 
     ``plain`` is another start of the same server without speculation: its trace and its windows. Without it, windows
     whose setting is the baseline are the plain step's.
@@ -45,6 +47,7 @@ def with_device(
         **document,
         "device": device_facts(document.get("device"), trace, mine, requests, patterns),
         "verify_width": verify_width(trace, mine, plain, server, requests, patterns),
+        "collectives": collective_facts(trace, windows, requests),
     }
 
 
@@ -58,13 +61,15 @@ def _baseline(folder: Path) -> Recorded | None:
     return _recorded(load(below)) if (below / "deep").is_dir() else None
 
 
-def saved_device(run: Run, server: Server | None = None, patterns: Patterns | None = None) -> Run:
-    """The run with device time in its analysis, if it is a profile that keeps windows (and does not have it already).
+def saved_device(run: Run, server: Server | None = None, patterns: Patterns | None = None, again: bool = False) -> Run:
+    """The run with device time in its analysis, if it is a profile that keeps windows and does not have it already.
+
+    ``again`` computes it anew, with what is now known of the server or other patterns.
 
     The windows of its child ``baseline`` are the plain step's. Raises SpecmeterError for damaged windows or rings.
     """
     has = bool((run.analysis.get("device") or {}).get("windows"))
-    if run.analysis.get("kind") != "profile" or (has and server is None and patterns is None):
+    if run.analysis.get("kind") != "profile" or (has and not again):
         return run
     mine = _recorded(run)
     if mine is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,11 +89,14 @@ def device_time(joined: Joined, chosen: Mask) -> tuple[DeviceTime, Blame]:
     gaps = counted_gaps(joined, chosen)
     blame = attribute(joined, gaps)
     number = len(rank.cycles)
-    busy = np.bincount(cycle[at], weights=joined.added[at], minlength=number)
+    busy = _summed(cycle[at], joined.added[at], number)
     ended = joined.gaps.ends[gaps]
-    idle = np.bincount(cycle[ended], weights=(joined.gaps.end - joined.gaps.begin)[gaps], minlength=number)
+    idle = _summed(cycle[ended], (joined.gaps.end - joined.gaps.begin)[gaps], number)
     rows = np.flatnonzero(chosen)
-    mean: Callable[[NDArray[np.float64]], Interval] = lambda ns: _mean_ms(rank, rows, ns[rows])  # noqa: E731
+
+    def mean(ns: NDArray[np.float64]) -> Interval:
+        return _mean_ms(rank, rows, ns[rows])
+
     total = busy[rows].sum() + idle[rows].sum()
     whole = bounds_of(joined, at, blame, np.zeros(len(at), np.int64), np.zeros(len(blame.ns), np.int64), 1)[0]
     leaf, glue, outside = _coverage(joined, at)
@@ -103,6 +106,10 @@ def device_time(joined: Joined, chosen: Mask) -> tuple[DeviceTime, Blame]:
         leaf, glue, outside, whole,
     )  # fmt: skip
     return found, blame
+
+
+def _summed(group: Ints, values: NDArray[Any], count: int) -> NDArray[np.float64]:
+    return np.asarray(np.bincount(group, weights=values, minlength=count), float)
 
 
 def _mean_ms(rank: RankTrace, at: Ints, ns: NDArray[np.float64]) -> Interval:
@@ -165,9 +172,7 @@ def _host(joined: Joined, chosen: Mask, width: int) -> tuple[NDArray[np.float64]
     begin = cycles.t0_ns[chosen]
     _, piece, ns = joined.line.share(begin, begin + cycles.dur_ns[chosen])
     slot, waits = joined.line.name[piece] + 1, joined.line.waiting[piece]
-    work = np.bincount(slot, weights=np.where(waits, 0, ns), minlength=width)
-    wait = np.bincount(slot, weights=np.where(waits, ns, 0), minlength=width)
-    return work, wait
+    return _summed(slot, np.where(waits, 0, ns), width), _summed(slot, np.where(waits, ns, 0), width)
 
 
 def _calls(
@@ -187,9 +192,8 @@ def _calls(
     ended = joined.gaps.ends[gaps]
     length = (joined.gaps.end - joined.gaps.begin)[gaps]
     opens = np.isin(ended, first)
-    before = np.bincount(joined.name[ended[opens]] + 1, weights=length[opens], minlength=width)
-    sums = (np.bincount(slot, weights=values, minlength=width) for values in (end - begin, inside))
-    return (*sums, before, first)  # type: ignore[return-value]
+    before = _summed(joined.name[ended[opens]] + 1, length[opens], width)
+    return _summed(slot, end - begin, width), _summed(slot, inside, width), before, first
 
 
 def _launches(joined: Joined, at: Ints) -> tuple[int, int, str]:

@@ -120,19 +120,19 @@ def mark_lm_head(
     it is the last GEMM after the last attention before the tokens are chosen (or the forward ends), if it takes
     LM_HEAD_FACTOR times the forward's median GEMM. A reduction of split-K parts right behind it belongs to it.
     """
-    out = kinds.copy()
+    out: Ints = kinds.copy()
+    splits = np.array([bool(_SPLIT_K.search(one)) for one in names] or [False])
     gemm = kinds == GEMM
     out[gemm & is_head] = LM_HEAD
     at = np.flatnonzero((forward >= 0) & ~is_head & np.isin(kinds, (GEMM, ATTENTION, SAMPLING)))
     at = at[np.argsort(forward[at], kind="stable")]
     for mine in np.split(at, np.flatnonzero(np.diff(forward[at])) + 1):
-        out[_heads(mine, kinds[mine], dur_ns[mine], [bool(_SPLIT_K.search(names[i])) for i in name[mine]])] = LM_HEAD
+        out[_heads(mine, kinds[mine], dur_ns[mine], splits[name[mine]])] = LM_HEAD
     return out
 
 
-def _heads(at: Ints, kinds: Ints, dur_ns: Ints, reduces: Sequence[bool]) -> list[int]:
+def _heads(at: Ints, kinds: Ints, dur_ns: Ints, split: NDArray[np.bool_]) -> list[int]:
     """The positions among ``at`` (one forward's GEMMs, attention and sampling, in order) that are an lm_head."""
-    split = np.array(reduces, bool)
     whole = (kinds == GEMM) & ~split
     if not bool((kinds == ATTENTION).any()) or np.count_nonzero(whole) < 2:
         return []

@@ -25,6 +25,7 @@ from specmeter.bench.session import Probing, Session, planned_link, session
 from specmeter.commands.budget_options import add_budget_arguments, budget_of
 from specmeter.commands.deep_option import add_deep_argument, deep_cycles, deep_document, take_windows
 from specmeter.commands.far_options import place_of
+from specmeter.commands.known_server import known_server
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
@@ -129,7 +130,8 @@ def measure(
     document["engine_counters"] = _counters(taken.counted)
     document["deep"] = deep_document(writer, taken.trace, warnings)
     with contextlib.suppress(SpecmeterError):  # a damaged window is among the warnings by now
-        document = with_kept(document, writer.path, taken.trace)
+        server = known_server(str(spec.engine or taken.trace.plan.get("engine") or ""), spec.command or (), requests)
+        document = with_kept(document, writer.path, taken.trace, server)
     wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None
     if not place.names:
         keep_server(writer, spec, taken.trace.plan)

@@ -11,6 +11,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.device_report import saved_device
+from specmeter.commands.known_server import known_of
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, or write the page; a run without an analysis is an error."""
     if args.wiring is not None and args.html is None:
         raise SpecmeterError("--wiring needs --html", "The wiring is drawn in the page.", "Add --html FILE.")
-    saved = saved_device(load(args.directory))
+    saved = load(args.directory)
+    saved = saved_device(saved, known_of(saved))
     if args.html is not None:
         return _write_page(saved, args.html, args.wiring)
     if not saved.analysis:

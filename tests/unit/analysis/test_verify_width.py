@@ -10,7 +10,8 @@ import pytest
 
 from specmeter.analysis.costmodel_bytes import Shape
 from specmeter.analysis.moe import Experts, distinct_experts
-from specmeter.analysis.verify_width import Server, verify_width
+from specmeter.analysis.verify_sides import Server
+from specmeter.analysis.verify_width import verify_width
 from specmeter.trace import Trace
 from specmeter.trace.deep_synthetic import Call, Kernel
 from specmeter.trace.deep_window import DeepWindow
@@ -104,3 +105,13 @@ def _reason(trace: Trace, windows: list[DeepWindow]) -> str:
     found = verify_width(trace, windows)
     assert found["verify"] is None and found["classes"] == []
     return str(found["reason"])
+
+
+def test_the_cards_name_gives_the_bandwidth_of_all_ranks(tmp_path: Path) -> None:
+    given = sides(tmp_path, forward(1), forward(1))
+    window = replace(given["windows"][0], device="NVIDIA H200")
+    server = Server(Shape(dense=200e6, expert=0.0, kv=0.0, width_bytes=2.0, experts=None))
+    found = verify_width(given["trace"], [window, replace(window, rank=1)], given["plain"], server)
+    assert found["bytes"]["bandwidth_gb_s"] == 9600
+    unknown = verify_width(given["trace"], [window, replace(window, rank=1, device="?")], given["plain"], server)
+    assert unknown["bytes"]["bandwidth_gb_s"] is None and "GB with lm_head" in rows(unknown)["dense_gemm"]["reason"]

@@ -1,0 +1,85 @@
+"""One forward of the target on the device, and what is known of the server that ran it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specmeter.analysis.costmodel_bytes import Shape
+from specmeter.analysis.device_document import Group, kernels_of, phase_numbers
+from specmeter.analysis.device_join import Joined
+from specmeter.analysis.kernel_classes import CLASSES, PROBE
+from specmeter.trace.plan import PHASES
+
+
+@dataclass(frozen=True)
+class Server:
+    """What is known of the model and the card, for the reasons; all optional.
+
+    ``shape`` from the model's config (costmodel_bytes), ``gb_s`` the memory's bandwidth in GB/s (10^9 bytes) of all
+    ranks together (None: the cards' peaks, where they are known), ``context`` tokens of cache a sequence,
+    ``measured_experts`` distinct experts a layer that a verify and a plain step really touched.
+    """
+
+    shape: Shape | None = None
+    gb_s: float | None = None
+    context: float | None = None
+    measured_experts: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One forward of the target: mean ms and kernels by class (CLASSES), over ``cycles`` cycles of ``batch`` requests.
+
+    ``tokens`` a sequence, ``span_ms`` from the first kernel to the last one, ``busy_ms`` of it. -1: not known.
+    """
+
+    ms: tuple[float, ...]
+    kernels: tuple[float, ...]
+    tokens: float
+    batch: int
+    cycles: int
+    span_ms: float
+    busy_ms: float
+    graph: bool
+
+    def facts(self) -> dict[str, Any]:
+        """The side as the document has it."""
+        known = {"tokens": self.tokens, "batch": self.batch}
+        return {
+            **{name: value if value >= 0 else None for name, value in known.items()},
+            "cycles": self.cycles, "span_ms": self.span_ms, "busy_ms": self.busy_ms, "graph": self.graph,
+        }  # fmt: skip
+
+
+def side_of(joined: Joined, group: Group) -> Side:
+    """The verify forward of a group of cycles: the kernels that the points of phase verify launched."""
+    at = kernels_of(joined, group.cycles)
+    at = at[(phase_numbers(joined, at) == PHASES.index("verify")) & (joined.kind[at] != PROBE)]
+    count = group.count
+    ns = np.bincount(joined.kind[at], weights=joined.added[at], minlength=len(CLASSES)) / count
+    kernels = np.bincount(joined.kind[at], minlength=len(CLASSES)) / count
+    begin, end = np.zeros(0), np.zeros(0)
+    if len(at):
+        _, where = np.unique(joined.cycle[at], return_inverse=True)
+        begin = np.full(int(where.max()) + 1, np.inf)
+        end = np.zeros(len(begin))
+        np.minimum.at(begin, where, joined.t0[at])
+        np.maximum.at(end, where, joined.end[at])
+    span = float((end - begin).mean()) / 1e6 if len(begin) else 0.0
+    ms = tuple((ns / 1e6).tolist())
+    tokens = _tokens(joined, group)
+    return Side(ms, tuple(kernels.tolist()), tokens, group.batch, count, span, sum(ms), group.graph)
+
+
+def _tokens(joined: Joined, group: Group) -> float:
+    """Tokens a sequence in the forward: the drafts and the one before them; 1 in a plain step; -1 not known."""
+    if group.plain:
+        return 1.0
+    drafted = joined.rank.cycles.drafted[group.cycles]
+    if bool((drafted > 0).all()):
+        return float(drafted.mean()) / max(group.batch, 1) + 1
+    # A chain drafts one token a step; a tree's size is not told by its steps.
+    return group.steps + 1.0 if group.steps > 0 else -1.0
