@@ -36,15 +36,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-import torch
+import torch as typed_torch
 
 from specmeter.runtime.device import DeviceClock
 from specmeter.runtime.device_backend import Backend, find_backend
 from specmeter.runtime.device_driver import Driver
 from specmeter.runtime.device_stamps import END, StampRing
 
-Call = Callable[[], None]
+Call = Callable[[], Any]
 POINT = 7
+torch: Any = typed_torch  # much of torch.cuda has no types
 
 
 def main() -> None:
@@ -155,7 +156,7 @@ def ctypes_stamps(ring: StampRing, backend: Backend, kernel: Call) -> Call:
 def triton_stamps(kernel: Call, notes: dict[str, str]) -> Call | None:
     """The same by Triton; None, with the reason in ``notes``, where it cannot be had."""
     try:
-        from device_stamp_triton import stamp  # type: ignore[import-not-found]
+        from device_stamp_triton import stamp
     except Exception as error:
         notes["stamp_triton"] = f"{type(error).__name__}: {error}"
         return None
@@ -181,8 +182,8 @@ def triton_stamps(kernel: Call, notes: dict[str, str]) -> Call | None:
 def clock_point(outside: str, kernel: Call) -> tuple[Call, DeviceClock]:
     """A device point with its host span, and a drain, as one cycle with one point."""
     cycle = 0
-    clock = DeviceClock(lambda *_record: None, lambda: cycle, outside)
-    begin, end = clock.pair(POINT, time.perf_counter_ns, lambda _t0, result, _id: result)
+    clock = DeviceClock(_drop, lambda: cycle, outside)
+    begin, end = clock.pair(POINT, time.perf_counter_ns, _end)
     clock.set_taking(True)
 
     def call() -> None:
@@ -193,6 +194,14 @@ def clock_point(outside: str, kernel: Call) -> tuple[Call, DeviceClock]:
         end(token, kernel(), POINT)
 
     return call, clock
+
+
+def _drop(*_record: int) -> None:
+    pass
+
+
+def _end(_t0: int, result: Any, _id: int) -> Any:
+    return result
 
 
 # -- host -------------------------------------------------------------------------------------------------------------
@@ -234,7 +243,7 @@ def block(call: Call, calls: int, busy: bool) -> float:
 def graph_cost(args: argparse.Namespace, kernels: int = 200, stamped: int = 10) -> dict[str, Any]:
     """A clean graph and a stamped one of the same work, in one process, in random order."""
     work = torch.zeros(1 << 16, device="cuda")
-    clock = DeviceClock(lambda *_record: None, lambda: 0, None, True)
+    clock = DeviceClock(_drop, lambda: 0, None, True)
     call = point(clock)
 
     def capture(every: int) -> Any:
@@ -274,7 +283,7 @@ def graph_cost(args: argparse.Namespace, kernels: int = 200, stamped: int = 10) 
 
 def point(clock: DeviceClock) -> Callable[[Call], Any]:
     """A stamped point's call."""
-    begin, end = clock.pair(POINT, time.perf_counter_ns, lambda _t0, result, _id: result, stamp=True)
+    begin, end = clock.pair(POINT, time.perf_counter_ns, _end, stamp=True)
     return lambda function: end(begin(), function(), POINT)
 
 
@@ -287,7 +296,7 @@ def replay_us(graph: Any, times: int = 5) -> float:
         graph.replay()
     second.record()
     torch.cuda.synchronize()
-    return 1e3 * first.elapsed_time(second) / times
+    return float(1e3 * first.elapsed_time(second) / times)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _FILES = (
     "hosts/__init__.py",
     "hosts/dispatch.py",
     "commands/__init__.py",
+    "commands/device_options.py",
     "commands/link_options.py",
     "reporters/__init__.py",
     "reporters/inert.py",
