@@ -12,6 +12,7 @@ from specmeter import control
 from specmeter.bench import machine
 from specmeter.bench.client import Api, Call
 from specmeter.bench.load import Load, LoadResult, OnDone, drive
+from specmeter.control.deep import DeepAsked, deep_window
 from specmeter.control.prepare import prepare_link
 from specmeter.engines import Engine, Server, ServerSpec
 from specmeter.engines.server import Progress
@@ -82,6 +83,13 @@ class Place(Protocol):
 
     def disarm(self, link: control.Link, timeout_s: float) -> None:
         """Take the probes out."""
+        ...
+
+    def deep(self, link: control.Link, cycles: int, label: str, deadline_s: float) -> DeepAsked:
+        """While armed and requests run: a deep window, whose files lie below ``link.path`` here afterwards.
+
+        Raises SpecmeterError as ``control.deep.deep_window`` does.
+        """
         ...
 
     def collect(self, link: control.Link) -> None:
@@ -185,6 +193,10 @@ class Here:
     def disarm(self, link: control.Link, timeout_s: float) -> None:
         """Disarm and give the link up."""
         control.disarm(link, timeout_s)
+
+    def deep(self, link: control.Link, cycles: int, label: str, deadline_s: float) -> DeepAsked:
+        """Ask its processes."""
+        return deep_window(link, cycles, label, deadline_s)
 
     def collect(self, link: control.Link) -> None:
         """They are here already."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from specmeter.analysis.deep_facts import deep_facts
 from specmeter.bench.load import raise_failure
-from specmeter.bench.place import HERE, Place
+from specmeter.bench.place import Place
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved
 from specmeter.bench.session import Session
-from specmeter.control.deep import DEADLINE_S, MOST_CYCLES, DeepAsked, deep_window
+from specmeter.control.deep import DEADLINE_S, MOST_CYCLES, DeepAsked
 from specmeter.control.link import Link
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
@@ -40,11 +40,11 @@ def deep_cycles(args: argparse.Namespace, place: Place) -> int:
         return 0
     if not 1 <= cycles <= MOST_CYCLES:
         raise SpecmeterError(f"--deep is {cycles}; it must be 1 to {MOST_CYCLES} cycles.")
-    if place is not HERE:
+    if len(place.names) > 1:
         raise SpecmeterError(
-            "--deep does not work with --on.",
-            "The profiler's file is written beside the server, and is not sent over.",
-            "Run `specmeter profile --deep` on that host, and copy the run directory.",
+            "--deep works with one --on.",
+            "The profiler's times of one host are not put on another one's clock.",
+            "Run `specmeter profile --deep N --on HOST` for each of them.",
             Exit.REFUSED,
         )
     return int(cycles)
@@ -68,7 +68,7 @@ def take_windows(
     notes: list[str] = []
     for setting in settings:
         with running.armed():
-            asking = _Asking(running.link, cycles, "" if setting is None else setting.label)
+            asking = _Asking(running.place, running.link, cycles, "" if setting is None else setting.label)
             asking.start()
             try:
                 while asking.is_alive():
@@ -105,8 +105,9 @@ def _drive(running: Session, setting: Setting | None, prompts: Sequence[Prompt],
 class _Asking(threading.Thread):
     """Asks for the window while the main thread sends requests."""
 
-    def __init__(self, link: Link, cycles: int, label: str) -> None:
+    def __init__(self, place: Place, link: Link, cycles: int, label: str) -> None:
         super().__init__(daemon=True)
+        self._place = place
         self._arguments = (link, cycles, label, DEADLINE_S + _EACH_S * cycles)
         self._asked: DeepAsked | None = None
         self._error: SpecmeterError | None = None
@@ -114,7 +115,7 @@ class _Asking(threading.Thread):
     def run(self) -> None:
         """Ask, and keep what came of it."""
         try:
-            self._asked = deep_window(*self._arguments)
+            self._asked = self._place.deep(*self._arguments)
         except SpecmeterError as error:
             self._error = error
         except OSError as error:

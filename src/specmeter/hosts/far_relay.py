@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specmeter import control
+from specmeter.control.deep import deep_window
 from specmeter.control.link import Link, find_link, links
 from specmeter.control.prepare import prepare_link
 from specmeter.errors import Exit, SpecmeterError
@@ -180,6 +182,19 @@ class Relay:
         ack = control.disarm(link, float(message["timeout_s"]))
         self._armed.pop(link.id, None)
         return {"silent": [process.pid for process in ack.silent], "done": len(ack.done)}, b""
+
+    def _do_deep(self, message: Message, payload: bytes) -> Reply:
+        link = self._found[message["link"]]
+        asked = deep_window(link, int(message["cycles"]), str(message["label"]), float(message["deadline_s"]))
+        lost = {"failed": dict(asked.failed), "left_out": dict(asked.left_out)}
+        facts = {"number": asked.id, "activity": asked.activity, "done": list(asked.done), "notes": list(asked.notes)}
+        return {**facts, **lost}, b""
+
+    def _do_deep_file(self, message: Message, payload: bytes) -> Reply:
+        link, pid = self._found[message["link"]], int(message["pid"])
+        end = f"{int(message['number'])}{'.meta' if message['part'] == 'meta' else ''}.json"
+        [path] = (link.path / "deep").glob(f"{pid}-*-{end}")
+        return {"start": int(path.name.split("-")[1])}, zlib.compress(path.read_bytes(), 1)
 
     def _do_remove(self, message: Message, payload: bytes) -> Reply:
         self._shipper.forget(message["link"])

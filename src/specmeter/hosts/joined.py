@@ -14,6 +14,7 @@ from typing import Any
 from specmeter import control
 from specmeter.bench.client import Api, Call
 from specmeter.bench.load import Load, LoadResult, OnDone
+from specmeter.control.deep import DeepAsked
 from specmeter.engines import Engine, Server, ServerSpec
 from specmeter.engines.server import Progress
 from specmeter.errors import Exit, SpecmeterError
@@ -158,6 +159,15 @@ class Joined:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def deep(self, link: control.Link, cycles: int, label: str, deadline_s: float) -> DeepAsked:
+        """Refused: a window's times would have to be put on the first host's clock."""
+        raise SpecmeterError(
+            "There is no deep window of several hosts at once.",
+            "The profiler's times of one host are not put on another one's clock.",
+            "Run `specmeter profile --deep --on HOST` for each of them.",
+            Exit.REFUSED,
+        )
 
     def collect(self, link: control.Link) -> None:
         """From every host; then the clocks are compared once more, so that drift is part of the bound."""

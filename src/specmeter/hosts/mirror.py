@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from specmeter.control.link import Link, write_private
-from specmeter.hosts.far_rings import unpack
+from specmeter.hosts.far_rings import unpack, unpacked
 from specmeter.hosts.frames import Message
 from specmeter.hosts.shapes import sent
 from specmeter.runtime import layout
@@ -33,6 +33,7 @@ _T1 = (layout.KIND_HOST_SPAN, layout.KIND_MARK, layout.KIND_VALUE, layout.KIND_C
 _CLOCK, _CALENDAR = 11, 12  # places of perf_counter_ns and time_ns in the header
 # What a far host may have kept here: processes of a link, a report's bytes, records a ring (512 MiB).
 _MOST_PROCESSES, _MOST_REPORT, _MOST_RECORDS = 4096, 1 << 24, 1 << 24
+_MOST_DEEP = 1 << 30  # bytes of a deep window's file
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,13 @@ class Mirror:
         except ValueError as error:
             raise sent(f"damaged records of {name}", f"{error}.") from None
         ring.add(records, gap)
+
+    def keep_deep(self, pid: int, start: int, number: int, part: str, packed: bytes) -> None:
+        """Keep one file of a deep window. Raises ValueError for one that is damaged, or longer than any window's."""
+        folder = self.folder / "deep"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        end = ".meta.json" if part == "meta" else ".json"
+        write_private(folder / f"{pid}-{start}-{number}{end}", unpacked(packed, _MOST_DEEP))
 
     def close(self) -> None:
         """Remove the folder."""

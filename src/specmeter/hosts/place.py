@@ -13,9 +13,11 @@ from typing import Any
 from specmeter import control
 from specmeter.bench.client import PATHS, READ_TIMEOUT_S, Api, Call, Outcome, Received, read_received, request_body
 from specmeter.bench.load import Load, LoadResult, OnDone
+from specmeter.control.deep import DeepAsked
 from specmeter.engines import Engine, Server, ServerSpec
 from specmeter.engines.server import Progress
 from specmeter.errors import SpecmeterError
+from specmeter.hosts.deep import far_window
 from specmeter.hosts.far_relay import GONE_S
 from specmeter.hosts.far_rings import unpacked
 from specmeter.hosts.frames import Message
@@ -187,6 +189,10 @@ class There:
         self.relay.call("disarm", link=_far_id(link), timeout_s=timeout_s)
         self._armed_s = None
         self._say_state()
+
+    def deep(self, link: control.Link, cycles: int, label: str, deadline_s: float) -> DeepAsked:
+        """Ask its processes there, and have what they wrote sent over."""
+        return far_window(self.relay, self.mirrors[_far_id(link)], cycles, label, deadline_s)
 
     def collect(self, link: control.Link) -> None:
         """Have the rest of the rings sent, and wait until it has been written."""

@@ -68,7 +68,7 @@ class Deep:
         self._bell, self._answer, self._ended = Bell(), Bell(), Bell()
         self._facts: Dict[str, Any] = {}
         self._device = self._first = -1
-        self._count = self._turns = 0
+        self._count = self._turns = self._seen = 0
 
     # -- asked by the control thread ------------------------------------------------------------------------------
 
@@ -130,6 +130,7 @@ class Deep:
     def _cycle(self, cycle: int) -> None:
         """A cycle begins. Raises nothing of its own."""
         try:
+            self._seen = cycle
             tool = self._tool
             if tool is None:
                 return None
@@ -196,7 +197,6 @@ class Deep:
             if self._order == _START:
                 self._order = ""
                 self._start(tool)
-        self._recorder.on_deep = None
         if self._order == _END:
             raise CannotProfile(self._why)
         if not tool.on:
@@ -211,7 +211,7 @@ class Deep:
         self._facts["start_marks"] = tool.marks()
         self._facts["device"] = tool.device_name()
         self._facts["begin_ns"] = time.perf_counter_ns()
-        self.state = ON
+        self._say(ON)
         self._answer.ring()
 
     def _stop(self, tool: Tool) -> None:
@@ -228,7 +228,7 @@ class Deep:
         self._say(SAVING)
         seen = -1
         while time.perf_counter() < until and self._order != _END:
-            now = self._recorder._cycle()
+            now = self._seen
             if now == seen:
                 return
             seen = now

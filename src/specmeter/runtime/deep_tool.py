@@ -52,7 +52,7 @@ class Tool:
             if not look()["cuda"]:
                 raise CannotProfile("this process has begun no CUDA device")
             if autograd.ProfilerActivity.CUDA not in autograd._supported_activities():
-                raise CannotProfile(f"torch {torch.__version__} was built without CUPTI")  # type: ignore[attr-defined]
+                raise CannotProfile(f"torch {torch.__version__} was built without CUPTI")
             self._profile = self._made({}, use_cpu=False, use_device="cuda")
         else:
             self._profile = self._made({"profile_all_threads": True}, use_cpu=True)

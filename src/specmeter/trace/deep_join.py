@@ -82,9 +82,9 @@ class Host:
         notes = []
         for number in np.unique(thread[left]).tolist():
             ours = left & (thread == number)
-            lane = max(self.lanes, key=lambda lane: len(lane.t0), default=None)
-            points = lane.points(time_ns[ours]) if lane is not None else np.zeros(0, np.int64)
-            if len(points) and float((points >= 0).mean()) >= _MOSTLY and not self._has(thread, lane):
+            busiest = max(self.lanes, key=lambda lane: len(lane.t0), default=None)
+            points = busiest.points(time_ns[ours]) if busiest is not None else np.zeros(0, np.int64)
+            if len(points) and float((points >= 0).mean()) >= _MOSTLY and not self._has(thread, busiest):
                 found[ours] = points
                 notes.append(
                     f"thread {number} is not named in the ring: taken for its busiest one, whose spans it fits"

@@ -6,6 +6,7 @@ The format is the Chrome trace that libkineto writes: ``ts`` and ``dur`` in micr
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ def _table(rows: Sequence[tuple[Any, ...]], base: int) -> Columns:
     t0 = np.rint(ts * 1000).astype(np.int64) + base
     numbers = [np.array(part, np.int64) for part in parts[3:]]
     order = np.argsort(t0, kind="stable")
-    columns = [name, t0, np.rint(dur * 1000).astype(np.int64), *numbers]
+    columns: list[NDArray[Any]] = [name, t0, np.rint(dur * 1000).astype(np.int64), *numbers]
     keys = ("name", "t0_ns", "dur_ns", "correlation", "place", "device", "kind", "bytes")
     return {key: column[order] for key, column in zip(keys, columns, strict=True)}
 
@@ -141,9 +142,11 @@ def _bytes(args: Mapping[str, Any]) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            # A few packed bytes can stand for any number.
-            raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(MOST_BYTES + 1)
+        with (
+            open_regular(path) as file,
+            gzip.open(file) if path.suffix == ".gz" else contextlib.nullcontext(file) as opened,
+        ):
+            raw = opened.read(MOST_BYTES + 1)  # a few packed bytes can stand for any number
         if len(raw) > MOST_BYTES:
             raise SpecmeterError(f"{path} is larger than 4 GiB", next_step="Record a shorter window.")
         document = json.loads(raw, parse_constant=_refused)

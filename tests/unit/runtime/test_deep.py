@@ -27,6 +27,12 @@ Server = tuple[Link, subprocess.Popen[str]]
 ENABLED = "toymod.torch.autograd._profiler_enabled()"
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for an idle moment for long before a window is written."""
+    monkeypatch.setattr("specmeter.control.deep.QUIET_S", 0.1)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One process for all tests: what one leaves behind, the next would meet."""
