@@ -42,7 +42,7 @@ DEFAULT, TUNED = 3, 2
 DEEP_CYCLES = 100
 START_S = 260.0
 LOADS = {"1": Load(rounds=3, tokens=160), "8": Load(rounds=2, tokens=128, at_once=8, prompts=8)}
-SMALL = {"1": Load(rounds=2, tokens=60, prompts=3)}
+SMALL = {"1": Load(rounds=2, tokens=360, prompts=3)}
 MINI = Path(__file__).resolve().parents[1] / "tests" / "support" / "mini_ranks"
 
 

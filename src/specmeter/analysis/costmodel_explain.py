@@ -73,7 +73,8 @@ def _saved_collectives(runs: Sequence[Run], now: int) -> dict[str, float]:
         found = draft_collectives_ms(run.analysis)
         if found:
             steps = run.cycles["steps"][analysed(run, run.cycles)]
-            if len(steps) and int(np.median(steps)) == now:
+            drafting = steps[steps > 0]
+            if len(drafting) and int(np.median(drafting)) == now:
                 return found
     return {}
 

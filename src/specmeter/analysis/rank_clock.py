@@ -66,6 +66,19 @@ class RankClock:
         return fields
 
 
+def saved_clocks(analysis: Mapping[str, Any]) -> dict[tuple[str, int], RankClock]:
+    """The clocks of a saved analysis by (host, rank), as far as collectives joined them; empty for a single rank."""
+    rows = (analysis.get("rank_skew") or {}).get("clocks") or []
+    names = [name for name in RankClock.__dataclass_fields__ if name != "drift"]
+    found = {}
+    for row in rows:
+        fields = {name: row[name] for name in names if name in row}
+        clock = RankClock(**fields, drift=row["drift_ppm"] / 1e6)
+        if clock.source == COLLECTIVES:
+            found[(clock.host, clock.rank)] = clock
+    return found
+
+
 def fit_clocks(
     ranks: Sequence[tuple[str, int]],
     begin_ns: NDArray[np.int64],

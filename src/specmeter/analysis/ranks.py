@@ -18,8 +18,9 @@ from specmeter.analysis.rank_arrivals import COLLECTIVE_POINT, rank_skew
 from specmeter.analysis.stalls import without_stalls
 from specmeter.trace.build import RankTrace, Trace
 
-# A rank is named for a phase when it is so much of the others' mean behind in it; less is noise between equal ranks.
-_BEHIND = 0.05
+# A rank is named for a phase when it is so much of the others' mean behind in it, and that is so much of the cycle:
+# less is noise between equal ranks.
+_BEHIND, _WORTH = 0.05, 0.005
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def phase_stragglers(rows: Sequence[RankRow]) -> list[dict[str, Any]]:
         slowest = max(timed, key=lambda row: row.phases_ms.get(phase, 0.0))
         own = slowest.phases_ms.get(phase, 0.0)
         others = float(np.mean([row.phases_ms.get(phase, 0.0) for row in timed if row is not slowest]))
-        if own > (1 + _BEHIND) * others:
+        if own > (1 + _BEHIND) * others and own - others > _WORTH * slowest.cycle_ms:
             facts = {"phase": phase, "rank": slowest.rank, "host": slowest.host, "own_ms": own}
             found.append({**facts, "others_own_ms": others, "behind_ms": own - others})
     return sorted(found, key=lambda row: -row["behind_ms"])

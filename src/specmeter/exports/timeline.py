@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.rank_arrivals import missing_ranks
+from specmeter.analysis.rank_clock import RankClock, saved_clocks
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.inert import inert
 from specmeter.trace.device import ring_lanes
@@ -84,10 +85,11 @@ def build_timeline(run: Run, first: int = 0, last: int | None = None) -> Timelin
         raise SpecmeterError(f"The run has cycles 0 to {total - 1}; {first}:{last} holds none of them")
     window = (int(t0[first]), int(t0[stop - 1] + dur[stop - 1]))
     rings = ring_lanes(run, spans)
+    clocks = saved_clocks(run.analysis)
     roles = {str(point.get("name")): str(point.get("role")) for point in run.plan.get("points", [])}
     lanes: list[Lane] = []
     for number, key in enumerate(keys):
-        shift = rings.shift(key[0], keys[0][0])
+        shift = _shift(clocks.get(key), rings.shift(key[0], keys[0][0]), window)
         lanes += _rank_lanes(number, key, cycles, spans, shift, window, roles)
         lanes += [
             Lane(number, kind, title, name, t0 + shift, dur, args)
@@ -104,6 +106,14 @@ def build_timeline(run: Run, first: int = 0, last: int | None = None) -> Timelin
         titles, tuple(lane for lane in lanes if len(lane)), *window, rings.unix_offset(keys[0][0]), stop - first, total,
         about, (*rings.warnings, *missing),
     )  # fmt: skip
+
+
+def _shift(clock: RankClock | None, by_calendar: int, window: tuple[int, int]) -> int:
+    """What to add to a rank's moments: by its collectives where they joined its clock, in the window's middle."""
+    if clock is None:
+        return by_calendar
+    middle = np.array([sum(window) // 2 - clock.offset_ns])
+    return int(clock.onto(middle)[0] - middle[0])
 
 
 def _rank_lanes(

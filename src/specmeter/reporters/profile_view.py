@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from specmeter.reporters.collectives_view import collectives_parts
+from specmeter.reporters.deep_view import deep_parts
+from specmeter.reporters.device_view import device_parts
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import (
     COLOURS,
@@ -27,12 +30,12 @@ from specmeter.reporters.numbers import (
     accept_range,
     device_line,
     mostly_stalled,
-    number,
     percent,
     plus_minus,
     stalled_line,
     units,
 )
+from specmeter.reporters.ranks_view import ranks_parts
 from specmeter.reporters.sampling_words import sampling_lines
 
 
@@ -46,8 +49,10 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield heading("Where the cycle goes")
     yield _phase_table(document, width)
     yield from _coverage(document)
-    if document.get("device"):
+    if device_line(document.get("device")):
         yield remark(device_line(document["device"]))
+    yield from deep_parts(document, width)
+    yield from device_parts(document, width)
     if document["draft_steps"]:
         yield heading("Draft steps")
         yield _step_table(document, width)
@@ -60,10 +65,8 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield from _help(document, width)
     yield heading("How sure")
     yield from _sureness(document)
-    if document["ranks"]:
-        yield heading("Ranks (mean ms a cycle)")
-        yield _rank_table(document, width)
-        yield from _straggler(document)
+    yield from ranks_parts(document, width)
+    yield from collectives_parts(document, width)
 
 
 def cycle_shares(document: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -253,28 +256,3 @@ def _overhead(found: Mapping[str, Any] | None) -> Iterator[RenderableType]:
         f"Probe overhead: {share['point']:.2f} % of a cycle{plus_minus(share, floor=float('-inf'))}, "
         f"{found['cycles_in']} cycles with probes against {found['cycles_out']} of the original code"
     )
-
-
-def _rank_table(document: Mapping[str, Any], width: int) -> Table:
-    collective = any(rank.get("collectives_ms") for rank in document["ranks"])
-    extra = ["own work", "collectives"] if collective else []
-    phases = [row["name"] for row in document["phases"]]
-    room = width - 30 - 12 * len(extra)
-    shown = phases if room >= 10 * len(phases) else phases[: max(1, room // 10)]
-    table = make_table(["rank", "cycle", *extra, *shown])
-    for rank in document["ranks"]:
-        values = [rank["phases_ms"].get(phase, 0.0) for phase in shown]
-        if collective:
-            values = [rank["own_ms"], sum(rank["collectives_ms"].values()), *values]
-        name = f"{rank['rank']} on {inert(rank['host'], 20)}"
-        table.add_row(name, number(rank["cycle_ms"]), *(number(value) for value in values))
-    return table
-
-
-def _straggler(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    found = document.get("straggler")
-    if found is not None:
-        yield remark(
-            f"Rank {found['rank']} is the straggler: {number(found['own_ms'])} ms of own work a cycle against "
-            f"{number(found['others_own_ms'])} of the others, which wait for it in the collectives."
-        )

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
+from specmeter.trace.device_clock import device_clock
+from specmeter.trace.device_clock import device_offset_ns as device_offset_ns
+from specmeter.trace.host_clock import HostClock, calendar_shift, host_clocks
 from specmeter.trace.plan import PlanIndex, index_plan
 from specmeter.trace.ring import Records, Ring, read_ring
 from specmeter.trace.rundir import Run
@@ -30,17 +33,19 @@ class RingLanes:
     device_in_tables: bool
     warnings: tuple[str, ...] = field(default=())
 
+    @property
+    def clocks(self) -> dict[str, HostClock]:
+        """The clock of each host."""
+        return host_clocks(ring.header for ring, _rank in self.rings)
+
     def unix_offset(self, host: str) -> int | None:
         """What to add to perf_counter_ns of ``host`` for the calendar's time, ns; None where it was not recorded."""
-        for ring, _rank in self.rings:
-            if ring.header.host == host and ring.header.time_ns:
-                return ring.header.time_ns - ring.header.perf_counter_ns
-        return None
+        clock = self.clocks.get(host)
+        return clock.unix_offset_ns if clock is not None else None
 
     def shift(self, host: str, to: str) -> int:
         """What to add to perf_counter_ns of ``host`` to get that of the machine ``to``; 0 if not known."""
-        mine, theirs = self.unix_offset(host), self.unix_offset(to)
-        return 0 if host == to or mine is None or theirs is None else mine - theirs
+        return calendar_shift(self.clocks, host, to) or 0
 
     def lanes(self, host: str, rank: int, begin_ns: int, end_ns: int) -> Iterator[RawLane]:
         """Lanes of one rank between two times of its own clock: kind, title, name, t0_ns, dur_ns, args."""
@@ -53,13 +58,13 @@ class RingLanes:
 
     def _device(self, ring: Ring, begin_ns: int, end_ns: int) -> Iterator[RawLane]:
         records = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
-        offset = device_offset_ns(ring.records)
-        if not len(records) or offset is None:
+        clock = device_clock(ring.records) if len(records) else None
+        if clock is None:
             return
-        t0, dur = records["t0"] + offset, records["t1"] - records["t0"]
+        t0, dur = clock.to_host(records["t0"]), records["t1"] - records["t0"]
         keep = (t0 >= begin_ns) & (t0 + dur <= end_ns) & (dur >= 0)
         yield (
-            "device", f"device: process {ring.header.pid} (clock fitted to the host's calls)",
+            "device", f"device: process {ring.header.pid} ({clock.how})",
             self._names(records[keep]), t0[keep], dur[keep], {},
         )  # fmt: skip
 
@@ -109,43 +114,8 @@ def device_rings(folder: Path) -> list[Ring]:
 def device_times(ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Begins and ends of a ring's device spans on its host's clock, ns, in order of begin; None without any."""
     spans = ring.records[ring.records["kind"] == layout.KIND_DEVICE_SPAN]
-    offset = device_offset_ns(ring.records) if len(spans) else None
-    if offset is None:
+    clock = device_clock(ring.records) if len(spans) else None
+    if clock is None:
         return None
     order = np.argsort(spans["t0"], kind="stable")
-    return spans["t0"][order] + offset, spans["t1"][order] + offset
-
-
-def device_offset_ns(records: Records) -> int | None:
-    """What to add to a ring's device times to get its host clock; None without device spans that have a host span.
-
-    A call's first device event cannot lie before the call began on the host, so every pair bounds the offset from
-    below; the largest bound comes from the call that the device picked up fastest. Off by that call's launch latency.
-    """
-    device = records[records["kind"] == layout.KIND_DEVICE_SPAN]
-    host = records[records["kind"] == layout.KIND_HOST_SPAN]
-    host = host[np.isin(host["point"], np.unique(device["point"]))]
-    if not len(device) or not len(host):
-        return None
-    # A device span was written ``value`` cycles after its own.
-    ours = _keyed(device["point"], device["cycle"].astype(np.int64) - device["value"])
-    theirs = _keyed(host["point"], host["cycle"].astype(np.int64))
-    order = np.argsort(theirs, kind="stable")
-    at = np.minimum(np.searchsorted(theirs[order], ours), len(order) - 1)
-    match = theirs[order][at] == ours
-    if not match.any():
-        return None
-    return int((host["t0"][order[at[match]]] - device["t0"][match]).max())
-
-
-def _keyed(point: NDArray[Any], cycle: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One number for (point, cycle, which call of it in the cycle), for entries in order of time."""
-    key: NDArray[np.int64] = (point.astype(np.int64) << 34) + (cycle << 12)
-    order = np.argsort(key, kind="stable")
-    place = np.arange(len(key))
-    first = np.ones(len(key), bool)
-    first[1:] = key[order][1:] != key[order][:-1]
-    within = np.empty(len(key), np.int64)
-    within[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    keyed: NDArray[np.int64] = key + np.minimum(within, 4095)
-    return keyed
+    return clock.to_host(spans["t0"][order]), clock.to_host(spans["t1"][order])

@@ -38,6 +38,47 @@ MEASURED = Maybe({**_INTERVAL, "!point": REAL})
 _ROW = {"!name": TEXT, "!ms": REAL, "percent": REAL, "calls": REAL, "p50_ms": REAL, "p95_ms": REAL}
 _VERDICT = {"word": TEXT, "sentence": TEXT, "basis": TEXT}
 _DRIFT = Maybe({"percent": NUMBER, "p_value": NUMBER, "n": NUMBER})
+_CLOCK = {"!host": TEXT, "!rank": REAL, "!offset_ns": REAL, "!drift_ppm": REAL, "!middle_ns": REAL, "!error_ns": NUMBER,
+          "!source": TEXT, "note": TEXT}  # fmt: skip
+_RANK_SKEW = {
+    "!ranks": [ANY], "!cycles": REAL, "!cycle_p50_ms": NUMBER, "!cycle_p95_ms": NUMBER, "!clocks": [_CLOCK],
+    "!notes": [TEXT],
+    "!arrivals": [
+        {
+            "!name": TEXT, "!calls": REAL, "!skew_p50_ms": REAL, "!skew_p95_ms": REAL, "!transfer_ms": REAL,
+            "!waiting_ms": REAL, "!last_percent": [REAL],
+        }
+    ],
+}  # fmt: skip
+_COLLECTIVES = {
+    "!cycles": REAL, "!left_out": REAL, "!sentences": [TEXT], "!notes": [TEXT], "setting": TEXT,
+    "others": [{"!setting": TEXT, "!sentences": [TEXT]}],
+    "!phases": [
+        {
+            "!phase": TEXT, "!count": REAL, "!by_nccl": REAL, "!ms": MEASURED, "!transfer_ms": NUMBER,
+            "!waiting_ms": INTERVAL, "!exposed_ms": REAL, "!busy_ms": REAL, "!percent": REAL,
+            "!skew_us": Maybe({"!p50": REAL, "!p95": REAL, "!most": REAL}),
+            "!straggler": Maybe({"!rank": REAL, "!percent": REAL, "!behind_ms": REAL}),
+        }
+    ],
+    "!kinds": [
+        {
+            "!phase": TEXT, "!operation": TEXT, "!backend": TEXT, "!count": REAL, "!bytes": NUMBER, "!us": REAL,
+            "!transfer_us": NUMBER, "!waiting_us": NUMBER, "!gb_s": NUMBER,
+        }
+    ],
+    "!ranks": [
+        {
+            "!host": TEXT, "!rank": REAL, "!ms": REAL, "!waiting_ms": NUMBER, "!last_percent": NUMBER, "!clock": _CLOCK,
+        }
+    ],
+}  # fmt: skip
+_DEEP = {
+    "!setting": TEXT, "!rank": REAL, "!device": TEXT, "!on_cpu": ANY, "!cycles": REAL, "!clock_error_us": NUMBER,
+    "!cycle_inside_ms": MEASURED, "!cycle_outside_ms": MEASURED, "!ratio": MEASURED, "!reason": TEXT,
+    "!seconds": NUMBERS, "!lost_ms": {"*": REAL}, "!notes": [TEXT],
+    "!top": [{"!phase": TEXT, "!name": TEXT, "!ms": REAL, "!percent": REAL, "!calls": REAL}],
+}  # fmt: skip
 _PROFILE = {
     "engine": {"name": TEXT, "version": TEXT},
     "setting": TEXT,
@@ -64,8 +105,18 @@ _PROFILE = {
     "records": {"*": REAL},
     "refused": [{"name": TEXT, "reason": TEXT}],
     "ranks": [{"*": ANY}],
+    "phase_stragglers": [{"!phase": TEXT, "!rank": REAL, "!own_ms": REAL, "!others_own_ms": REAL}],
+    "rank_skew": Maybe(_RANK_SKEW),
+    "collectives": Maybe(_COLLECTIVES),
     "wiring": Maybe({"word": TEXT, "sentence": TEXT}),
-    "device": Maybe({"idle_ms": INTERVAL, "idle_percent": NUMBER, "busy_ms": NUMBER, "cycles": NUMBER}),
+    "deep": Maybe([_DEEP]),
+    "device": Maybe(
+        {
+            "idle_ms": INTERVAL, "idle_percent": NUMBER, "busy_ms": NUMBER, "cycles": NUMBER,
+            "windows": [{"!reason": TEXT, "!notes": [TEXT], "verdict": Maybe({"!word": TEXT, "!sentence": TEXT})}],
+        }
+    ),
+    "verify_width": Maybe({"!sentence": TEXT, "!classes": [{"!class": TEXT}]}),
     "verdict": _VERDICT,
 }  # fmt: skip
 _SWEEP = {

@@ -23,6 +23,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request; the ranks take one piece at a time."""
 
     ranks: list[Connection]
+    barrier: Barrier | None  # a barrier that nobody holds is gone before the ranks have it
     lock = threading.Lock()
 
     def do_GET(self) -> None:
@@ -60,16 +61,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def start(tp: int, steps: int, slow: int) -> list[Connection]:
+def start(tp: int, steps: int, slow: int, barrier: Barrier | None) -> list[Connection]:
     """Spawn the ranks; the pipes to them, rank 0 first, which sends requests on to the others itself."""
     context = multiprocessing.get_context("spawn")
-    barrier: Barrier | None = context.Barrier(tp) if tp > 1 else None
     pipes = [context.Pipe() for _ in range(tp)]
     for rank in range(tp):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(tp))
         others = [ours for ours, _theirs in pipes[1:]] if rank == 0 else []
         arguments = (rank, pipes[rank][1], others, barrier, steps, slow)
         context.Process(target=run_rank, args=arguments, daemon=True).start()
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
     return [ours for ours, _theirs in pipes]
 
 
@@ -81,7 +82,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--slow", type=int, default=1)
     args = parser.parse_args()
-    Handler.ranks = start(args.tp, args.steps, args.slow)
+    Handler.barrier = multiprocessing.get_context("spawn").Barrier(args.tp) if args.tp > 1 else None
+    Handler.ranks = start(args.tp, args.steps, args.slow, Handler.barrier)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     server.daemon_threads = True
     print(server.server_address[1], flush=True)

@@ -62,6 +62,16 @@ def test_collectives_are_left_out_with_the_reason_unless_there_are_several_ranks
     assert "NCCL_PROTO" not in names and not any("NVLS" in str(d.values) for d in two.dimensions)
 
 
+def test_variables_of_nccl_are_left_out_where_a_profile_shows_that_it_serves_nothing(tmp_path: Path) -> None:
+    why = "NCCL serves 0 of 61 collectives in verify: no variable can help while FlashInfer does"
+    space = space_for(SGLANG, FLAGS, None, why)
+    assert {d.name for d in space.dimensions} == {"--disable-custom-all-reduce"}
+    assert dict(space.skipped)["NCCL's variables"] == why
+    file = tmp_path / "space.toml"
+    file.write_text('[space.env]\nNCCL_ALGO = ["default", "Ring"]\n')
+    assert "NCCL_ALGO" in {d.name for d in space_for(SGLANG, FLAGS, read_space(file), why).dimensions}
+
+
 def test_the_users_file_narrows_and_widens(tmp_path: Path) -> None:
     space = _space(
         tmp_path,

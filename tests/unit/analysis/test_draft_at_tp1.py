@@ -1,0 +1,71 @@
+"""``draft at TP 1`` and NCCL's variables, from what a deep window saw of collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmeter.analysis.costmodel_explain import evidence_of
+from specmeter.analysis.whatif import ask
+from specmeter.trace.rundir import load
+from specmeter.tune.predict import nccl_verdict
+from tests.support.cost_runs import Law, write_run
+
+
+def seen(draft_ms: float = 0.5, extend_ms: float = 0.25, by_nccl: float = 0.0) -> dict[str, Any]:
+    """The ``collectives`` of a document: verify's and the draft's."""
+    whole = {"low": None, "high": None, "level": 0.95, "method": "t", "n": 9, "unit": "cycle"}
+    rows = [
+        {
+            "phase": phase, "count": 61.0, "by_nccl": by_nccl, "bytes": None, "ms": {**whole, "point": ms},
+            "transfer_ms": ms, "waiting_ms": {**whole, "point": 0.0}, "exposed_ms": ms, "busy_ms": 9.0, "percent": 5.0,
+            "waiting_percent": 0.0, "skew_us": None, "straggler": None,
+        }
+        for phase, ms in (("verify", 3.0), ("draft", draft_ms), ("extend", extend_ms))
+    ]  # fmt: skip
+    kind = {
+        "phase": "verify", "operation": "all-reduce", "backend": "FlashInfer", "count": 61.0, "bytes": None, "us": 9.0,
+        "transfer_us": 8.0, "waiting_us": 1.0, "gb_s": None,
+    }  # fmt: skip
+    return {
+        "collectives": {
+            "cycles": 99, "left_out": 0, "phases": rows, "kinds": [kind], "ranks": [], "sentences": [], "notes": [],
+            "setting": "k=3", "others": [],
+        }
+    }  # fmt: skip
+
+
+def test_the_drafts_collectives_go_as_the_window_measured_them(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path / "run", Law(noise=0.001), [0, 3], changes=seen()))
+    evidence = evidence_of([run])
+    assert evidence.draft_collectives_ms == {"draft": 0.5, "extend": 0.25}
+    plain = ask(evidence, "k=3", [3], {}).here
+    answer = ask(evidence, "draft at TP 1", [1, 3, 5], {"draft": 1.0})
+    assert answer.here is not None and plain is not None
+    assert plain.cycle_ms.point - answer.here.cycle_ms.point == pytest.approx(0.75, abs=1e-6)
+    assert answer.here.gain.point == pytest.approx(plain.cycle_ms.point / answer.here.cycle_ms.point, rel=1e-6)
+    assert "0.500" in answer.assumptions[0] and "deep window" in answer.assumptions[0]
+    # At 5 steps the loop runs 4 times in place of 2, the extend phase once as before; at 1 step there is no loop.
+    for steps, saved in ((5, 1.25), (1, 0.25)):
+        before = ask(evidence, f"k={steps}", [steps], {}).here
+        after = ask(evidence, "draft at TP 1", [steps, 3], {"draft": 1.0})
+        assumed = after.best if after.best is not None and after.best.steps == steps else None
+        if assumed is not None and before is not None:
+            assert before.cycle_ms.point - assumed.cycle_ms.point == pytest.approx(saved, abs=1e-6)
+
+
+def test_a_window_at_another_step_count_is_not_used(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path / "run", Law(), [0, 2], changes=seen()))
+    assert evidence_of([run], now=4).draft_collectives_ms == {}
+    assert "deep" in ask(evidence_of([run], now=4), "draft at TP 1", [4], {"draft": 1.0}).reason
+
+
+def test_tune_is_told_only_where_every_profile_says_so(tmp_path: Path) -> None:
+    none = write_run(tmp_path / "none", Law(), [0, 3], changes=seen())
+    some = write_run(tmp_path / "some", Law(), [0, 3], changes=seen(by_nccl=2.0))
+    blind = write_run(tmp_path / "blind", Law(), [0, 3])
+    told = "NCCL serves 0 of 61 collectives in verify: no variable can help while FlashInfer does"
+    assert nccl_verdict([none, blind]) == told
+    assert nccl_verdict([none, some]) is None and nccl_verdict([blind]) is None and nccl_verdict([]) is None
