@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, log: Log) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     form = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     prompts = [tokenizer.encode(form.format(q), add_special_tokens=False).ids for q in QUESTIONS[: options.prompts]]
-    engine = Engine.load(model, options.head)
+    engine = Engine.load(model, options.head, draft_int8=options.draft_dtype == "int8")
     print(json.dumps(machine(engine)), file=sys.stderr, flush=True)
     for number in range(options.rounds):
         draw = random.Random(f"{options.seed}-{number}")
@@ -86,6 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, default=PACKAGED_HEAD)
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--early", nargs="*", default=["6:0.5"], metavar="K:P", help="K steps while likelier than P")
+    parser.add_argument("--draft-dtype", default="same", choices=("same", "int8"))
     parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))

@@ -11,6 +11,7 @@ import torch
 
 from specmeter.eagle.accept import accept_greedy
 from specmeter.eagle.engine import Cycle, Engine, Sampling, SpecSettings
+from specmeter.eagle.linear import Int8Linear
 from specmeter.eagle.sampling import Sampler
 from specmeter.eagle.settings import MAX_DRAFT_TOKENS
 from specmeter.eagle.tree import ChainGrowth, DraftTree
@@ -74,6 +75,20 @@ def test_an_unsure_draft_ends_early_and_no_token_changes(engine: Engine, setting
         assert tokens(cycles) == tokens(run(engine, prompt, None))
         drafted += [cycle.drafted for cycle in cycles[1:]]
     assert min(drafted) < max(drafted) <= settings.draft_tokens - 1
+
+
+@pytest.mark.parametrize("settings", [SpecSettings(4), SpecSettings(4, 3)], ids=["chain", "tree"])
+def test_a_draft_in_8_bits_guesses_otherwise_and_no_token_changes(
+    engine: Engine, folders: tuple[Path, Path], settings: SpecSettings
+) -> None:
+    coarse = Engine.load(*folders, dtype="float32", threads=1, max_context=400, draft_int8=True)
+    accepted = 0
+    for prompt in prompts(12):
+        cycles = run(coarse, prompt, settings)
+        assert tokens(cycles) == tokens(run(engine, prompt, None))
+        accepted += sum(cycle.accepted for cycle in cycles)
+    assert accepted > 10
+    assert isinstance(coarse.draft.lm_head, Int8Linear) and not isinstance(engine.draft.lm_head, Int8Linear)
 
 
 def test_a_further_step_is_drafted_while_the_path_is_likely_enough() -> None:

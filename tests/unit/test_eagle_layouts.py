@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from specmeter.eagle import layouts
 from specmeter.eagle.layouts import DTYPES, choose_layout, fastest, time_layouts, works
-from specmeter.eagle.linear import HALF, PACKED_BFLOAT16, PACKED_FLOAT32, PLAIN_BFLOAT16, PLAIN_FLOAT32, Layout
+from specmeter.eagle.linear import (
+    HALF,
+    PACKED_BFLOAT16,
+    PACKED_FLOAT32,
+    PLAIN_BFLOAT16,
+    PLAIN_FLOAT32,
+    Int8Linear,
+    Layout,
+)
 from specmeter.errors import SpecmeterError
 
 ALL = (HALF, PACKED_BFLOAT16, PLAIN_BFLOAT16, PACKED_FLOAT32, PLAIN_FLOAT32)
@@ -34,6 +42,19 @@ def test_every_layout_computes_the_product(layout: Layout, rows: int) -> None:
     assert got.dtype is sums.dtype is layout.activations
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
     torch.testing.assert_close(sums.double(), want + other.double(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_int8_is_off_by_a_little_of_the_outputs_spread(dtype: torch.dtype, rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(300, 64, generator=draw).bfloat16(), torch.randn(rows, 64, generator=draw).to(dtype)
+    weight[7] = 0  # a row without any scale
+    want = x.double() @ weight.double().T
+    got = Int8Linear(weight)(x)
+    assert got.dtype is dtype
+    assert float((got.double() - want).abs().max()) < 0.06 * float(want.std())
+    torch.testing.assert_close(Int8Linear(weight).plus(x, torch.ones(rows, 300, dtype=dtype)), got + 1)
 
 
 @pytest.mark.skipif(not works(HALF), reason="this torch has no FBGEMM kernels here")

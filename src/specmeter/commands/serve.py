@@ -41,6 +41,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float16", "bfloat16", "float32"),
         help="of the weights; auto: the fastest here, by a short timing",
     )
+    parser.add_argument(
+        "--draft-dtype",
+        default="same",
+        choices=("same", "int8"),
+        help="of the draft's output layer; int8 reads half the bytes and changes guesses, never the output",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda", "auto"),
+        help="where the model runs; auto: on the GPU if there is one (default: cpu)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     parser.add_argument(
         "--max-context", type=int, default=4096, metavar="N", help="tokens of prompt and answer together"
@@ -73,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         dtype=args.dtype,
+        draft_int8=args.draft_dtype == "int8",
+        device=args.device,
         threads=args.threads,
         max_context=args.max_context,
         max_queue=args.max_queue,

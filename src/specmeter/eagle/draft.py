@@ -16,6 +16,7 @@ from torch import Tensor
 from specmeter.eagle.config import DraftConfig
 from specmeter.eagle.kv import KVCache
 from specmeter.eagle.layer import Attention, Mlp, RmsNorm, Step, group_mask
+from specmeter.eagle.linear import Int8Linear, Linear
 from specmeter.eagle.rope import RotaryTable
 from specmeter.eagle.target import Target
 from specmeter.eagle.weights import Checkpoint
@@ -25,7 +26,9 @@ from specmeter.errors import SpecmeterError
 class Draft:
     """An EAGLE-3 head that shares the target's embedding and has a reduced vocabulary of its own."""
 
-    def __init__(self, config: DraftConfig, checkpoint: Checkpoint, target: Target, *, positions: int) -> None:
+    def __init__(
+        self, config: DraftConfig, checkpoint: Checkpoint, target: Target, *, positions: int, int8: bool = False
+    ) -> None:
         layer, layout, dtype = config.layer, target.layout, target.dtype
         size, eps, vocab = layer.hidden_size, layer.rms_norm_eps, config.draft_vocab_size
         self.config = config
@@ -41,20 +44,27 @@ class Draft:
         self.mlp_norm = RmsNorm(checkpoint, "midlayer.post_attention_layernorm.weight", size, eps, dtype)
         self.mlp = Mlp(layer, checkpoint, "midlayer.mlp", layout)
         self.norm = RmsNorm(checkpoint, "norm.weight", size, eps, dtype)
-        self.lm_head = layout.linear(checkpoint.take("lm_head.weight", (vocab, size), layout.weights))
+        output = checkpoint.take("lm_head.weight", (vocab, size), layout.weights)
+        self.lm_head: Linear = Int8Linear(output) if int8 else layout.linear(output)
         self.target_ids = self._read_target_ids(checkpoint, target)
-        self.rotary = RotaryTable(layer, positions, dtype)
+        self.rotary = RotaryTable(layer, positions, dtype, layout.device, pairs=layout.pairs)
 
     @classmethod
-    def from_dir(cls, draft_dir: Path, config: DraftConfig, target: Target, *, positions: int) -> Draft:
-        """Loads the head in ``draft_dir``; SpecmeterError if it does not fit ``target``."""
+    def from_dir(
+        cls, draft_dir: Path, config: DraftConfig, target: Target, *, positions: int, int8: bool = False
+    ) -> Draft:
+        """Loads the head in ``draft_dir``; SpecmeterError if it does not fit ``target``.
+
+        ``int8`` keeps the output layer, more than half of a head's weights, in 8 bits. What the engine gives out is
+        the same: the target checks every guess, and sampling accepts by the probabilities that were drawn from.
+        """
         check_fit(config, target, draft_dir)
-        return cls(config, Checkpoint(draft_dir), target, positions=positions)
+        return cls(config, Checkpoint(draft_dir, target.layout.device), target, positions=positions, int8=int8)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` tokens."""
         layer = self.config.layer
-        return KVCache(1, layer.num_key_value_heads, capacity, layer.head_dim, self.dtype)
+        return KVCache(1, layer.num_key_value_heads, capacity, layer.head_dim, self.dtype, self.embedding.device)
 
     def fuse(self, captured: Tensor) -> Tensor:
         """The draft's hidden input [rows, hidden] from the target's captured states [rows, n * hidden]."""
@@ -69,8 +79,7 @@ class Draft:
         those of ``hidden``. Writes cache slots start .. start+rows-1; ``mask`` as in Target.forward.
         """
         rows = tokens.shape[0]
-        cos, sin = self.rotary.at(positions)
-        step = Step(rows, cos, sin, group_mask(mask, self.config.layer))
+        step = Step(rows, self.rotary.at(positions), group_mask(mask, self.config.layer))
         embedded = self.input_norm(F.embedding(tokens, self.embedding).to(self.dtype))
         both = torch.cat([embedded, self.hidden_norm(hidden)], dim=-1)
         (slots,) = cache.window(start, rows)
@@ -85,14 +94,14 @@ class Draft:
         vocab, full = self.config.draft_vocab_size, target.config.vocab_size
         if "d2t" not in checkpoint:
             if vocab == full:
-                return torch.arange(vocab)
+                return torch.arange(vocab, device=self.embedding.device)
             raise SpecmeterError(
                 f"The head in {checkpoint.folder} has no d2t map.",
                 f"Its vocabulary has {vocab} of the target's {full} tokens, so its ids cannot be told.",
                 "Use a complete EAGLE-3 checkpoint.",
             )
         # d2t holds differences: target id = draft id + d2t[draft id].
-        ids = checkpoint.take("d2t", (vocab,), torch.int64) + torch.arange(vocab)
+        ids = checkpoint.take("d2t", (vocab,), torch.int64) + torch.arange(vocab, device=self.embedding.device)
         if int(ids.min()) < 0 or int(ids.max()) >= full:
             raise SpecmeterError(
                 f"The d2t map in {checkpoint.folder} leaves the target's vocabulary.",

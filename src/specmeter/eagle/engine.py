@@ -12,6 +12,7 @@ import torch
 
 from specmeter.eagle import worker as _worker
 from specmeter.eagle.config import DraftConfig
+from specmeter.eagle.cuda_engine import choose_device, device_layout, device_worker
 from specmeter.eagle.draft import Draft
 from specmeter.eagle.layouts import choose_layout
 from specmeter.eagle.sampling import Sampler
@@ -43,18 +44,22 @@ class Engine:
         dtype: str = "auto",
         threads: int | None = None,
         max_context: int = 4096,
+        draft_int8: bool = False,
+        device: str = "cpu",
     ) -> Engine:
         """Loads Hugging Face style directories.
 
         ``dtype`` is "float32", "bfloat16", "float16" (fp16 weights under float32 activations) or "auto" (the fastest
         here, by a short timing); ``layout`` tells what was chosen. ``threads`` is the
         number of compute threads, all cores if None. ``max_context`` bounds prompt and new tokens together, and is
-        lowered to what the model was trained for. Raises SpecmeterError if a directory cannot be used or the head
-        does not fit the target.
+        lowered to what the model was trained for. ``draft_int8`` keeps the draft's output layer in 8 bits. ``device``
+        is "cpu", "cuda", or "auto": CUDA where there is any. Raises SpecmeterError if a directory cannot be used, the
+        head does not fit the target, or there is no such device.
         """
         if threads is not None:
             torch.set_num_threads(threads)
-        layout = choose_layout(dtype)
+        place = choose_device(device)
+        layout = choose_layout(dtype) if place.type == "cpu" else device_layout(dtype, place, draft_int8)
         config = None if draft_dir is None else DraftConfig.from_dir(draft_dir)
         positions = max_context + MAX_DRAFT_TOKENS + MAX_STEPS
         target = Target.from_dir(
@@ -62,9 +67,12 @@ class Engine:
         )
         draft = None
         if config is not None and draft_dir is not None:
-            draft = Draft.from_dir(draft_dir, config, target, positions=positions)
+            draft = Draft.from_dir(draft_dir, config, target, positions=positions, int8=draft_int8)
         _return_freed_memory()
-        return cls(Worker(target, draft, min(max_context, target.config.max_position_embeddings)))
+        tokens = min(max_context, target.config.max_position_embeddings)
+        if place.type == "cpu":
+            return cls(Worker(target, draft, tokens))
+        return cls(device_worker(target, draft, tokens))
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, spec: SpecSettings | None = None
@@ -87,7 +95,7 @@ class Engine:
         try:
             cycle = self.worker.prefill(sequence)
             yield cycle
-            advance = self.worker.cycle if sequence.settings.speculative_num_steps else self.worker.decode
+            advance = self.worker.stepper(sequence)
             while cycle.finish is None:
                 cycle = advance(sequence)
                 yield cycle

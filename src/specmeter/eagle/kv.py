@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 
 class Slots(NamedTuple):
     """One layer's part of the cache in one forward.
@@ -29,10 +31,21 @@ class KVCache:
     the number of slots in use; slots beyond it are scratch for tokens that are not accepted yet.
     """
 
-    def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> None:
         self.capacity = capacity
         self.length = 0
         shape = (layers, 2, kv_heads, capacity, head_dim)
+        if device.type != "cpu":
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+            return
         # numpy's zeros are the system's own untouched pages: a context that is not used takes no memory.
         pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         self.data = torch.from_numpy(pages).view(dtype).view(shape)
@@ -56,7 +69,7 @@ class KVCache:
         self.length = start + len(slots)
 
     def _move(self, slots: list[int], target: int) -> None:
-        kept = self.data.index_select(3, torch.tensor(slots))
+        kept = self.data.index_select(3, torch.tensor(slots, device=self.data.device))
         self.data.narrow(3, target, len(slots)).copy_(kept)
 
 
@@ -68,9 +81,9 @@ class TreeMask:
     cycle beyond the small tail.
     """
 
-    def __init__(self, rows: int, past: int, tail: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, past: int, tail: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self.past = past
-        self.buffer = torch.zeros(rows, past + tail, dtype=dtype)
+        self.buffer = torch.zeros(rows, past + tail, dtype=dtype, device=device)
         self.tail = self.buffer[:, past:]
         self.tail.fill_(float("-inf"))
 

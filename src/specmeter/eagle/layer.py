@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from specmeter.eagle.config import LlamaConfig
 from specmeter.eagle.kv import Slots
 from specmeter.eagle.linear import Layout, Linear
-from specmeter.eagle.rope import rotate_
+from specmeter.eagle.rope import Rotation, pair_up
 from specmeter.eagle.weights import Checkpoint
 
 
@@ -19,13 +20,12 @@ from specmeter.eagle.weights import Checkpoint
 class Step:
     """What all layers of one forward share.
 
-    ``cos`` and ``sin`` are [rows, 1, head_dim]; ``mask`` is additive [rows * group, keys] (see ``group_mask``), or None
+    ``mask`` is additive [rows * group, keys] (see ``group_mask``), or None
     where every row may see every key.
     """
 
     rows: int
-    cos: Tensor
-    sin: Tensor
+    rotation: Rotation
     mask: Tensor | None
 
 
@@ -46,20 +46,24 @@ class Attention:
         )
         self.group = self.heads // self.kv_heads
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.half = self.head_dim // 2
         self.eps = config.rms_norm_eps
         sizes = {
             "q": self.heads * self.head_dim,
             "k": self.kv_heads * self.head_dim,
             "v": self.kv_heads * self.head_dim,
         }
+
+        def part(name: str, shape: tuple[int, ...], dtype: torch.dtype, turned: bool) -> Tensor:
+            found = checkpoint.take(f"{prefix}.{name}", shape, dtype)
+            return pair_up(found, self.head_dim) if turned and layout.pairs else found
+
         weight = torch.cat(
-            [checkpoint.take(f"{prefix}.{n}_proj.weight", (size, inputs), layout.weights) for n, size in sizes.items()]
+            [part(f"{n}_proj.weight", (size, inputs), layout.weights, n != "v") for n, size in sizes.items()]
         )
         bias = None
         if f"{prefix}.q_proj.bias" in checkpoint:
             bias = torch.cat(
-                [checkpoint.take(f"{prefix}.{n}_proj.bias", (size,), layout.activations) for n, size in sizes.items()]
+                [part(f"{n}_proj.bias", (size,), layout.activations, n != "v") for n, size in sizes.items()]
             )
         self.qkv = layout.linear(weight, bias)
         self.output: Linear = layout.linear(
@@ -67,17 +71,16 @@ class Attention:
         )
         self.q_norm = self.k_norm = None
         if f"{prefix}.q_norm.weight" in checkpoint:
-            self.q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (self.head_dim,), layout.activations)
-            self.k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (self.head_dim,), layout.activations)
+            self.q_norm = part("q_norm.weight", (self.head_dim,), layout.activations, True)
+            self.k_norm = part("k_norm.weight", (self.head_dim,), layout.activations, True)
 
     def forward(self, x: Tensor, residual: Tensor, step: Step, slots: Slots) -> Tensor:
         """residual + attention of ``x`` [rows, inputs], which writes and reads ``slots``."""
         rows, dim, group, kv_heads = step.rows, self.head_dim, self.group, self.kv_heads
         qkv = self.qkv(x)
-        rotated = qkv.as_strided((rows, self.heads + kv_heads, dim), (self.width, dim, 1))
         if self.q_norm is not None:
-            self._normalize_heads(rotated)
-        rotate_(rotated, step.cos, step.sin, self.half)
+            self._normalize_heads(qkv.as_strided((rows, self.heads + kv_heads, dim), (self.width, dim, 1)))
+        step.rotation.turn_(qkv, self.heads + kv_heads)
         # Views of q, k and v inside the one product; a chain of view calls would cost more than the copy.
         new = qkv.as_strided((2, kv_heads, rows, dim), (kv_heads * dim, dim, self.width, 1), self.heads * dim)
         slots.fresh.copy_(new)
@@ -101,7 +104,7 @@ class Mlp:
 
     def __init__(self, config: LlamaConfig, checkpoint: Checkpoint, prefix: str, layout: Layout) -> None:
         wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
-        self.size = config.intermediate_size
+        self.sizes = [config.intermediate_size] * 2
         both = [checkpoint.take(f"{prefix}.{name}_proj.weight", wide, layout.weights) for name in ("gate", "up")]
         self.gate_up = layout.linear(torch.cat(both))
         self.down = layout.linear(checkpoint.take(f"{prefix}.down_proj.weight", narrow, layout.weights))
@@ -109,27 +112,27 @@ class Mlp:
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, hidden]."""
         both = self.gate_up(x)
-        active = F.silu(both.narrow(1, 0, self.size)).mul_(both.narrow(1, self.size, self.size))
-        return self.down.plus(active, residual)
+        gate, up = both.split_with_sizes(self.sizes, 1)
+        return self.down.plus(F.silu(gate).mul_(up), residual)
 
 
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32.
 
-    Of the ways to write it these five small kernels cost least here: torch's own rms_norm is six on the CPU, and
-    layer_norm over [x, -x], which is the same function, starts its threads for two rows or more.
+    That is (x * weight * sqrt(size)) / sqrt(|x|^2 + size * eps), four small kernels of which the second is a hypot. Of
+    the ways to write it this costs least here: torch's own rms_norm is six on the CPU, and layer_norm over [x, -x],
+    which is the same function, starts its threads for two rows or more.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str, size: int, eps: float, dtype: torch.dtype) -> None:
         self.weight = checkpoint.take(name, (size,), torch.float32)
-        self.scale = 1.0 / size
-        self.eps = torch.tensor(eps, dtype=torch.float32)
+        self.scaled = (self.weight.double() * math.sqrt(size)).float()
+        self.least = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=self.weight.device)
         self.dtype = dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
-        inverse = torch.addcmul(self.eps, length, length, value=self.scale).rsqrt_()
-        return (x * inverse).mul_(self.weight).to(self.dtype)
+        return (x * self.scaled).div_(torch.hypot(length, self.least)).to(self.dtype)
 
 
 class DecoderLayer:

@@ -36,6 +36,8 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     dtype: str = "auto"
+    draft_int8: bool = False
+    device: str = "cpu"
     threads: int | None = None
     max_context: int = 4096
     max_queue: int = 64
@@ -116,6 +118,8 @@ def load_service(options: ServeOptions) -> Service:
         options.model_dir,
         options.draft_dir,
         dtype=options.dtype,
+        draft_int8=options.draft_int8,
+        device=options.device,
         threads=options.threads,
         max_context=min(options.max_context, trained),
     )

@@ -41,18 +41,19 @@ class Target:
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab, size), layout.weights)
         self.layers, self.lm_head = _build(config, checkpoint, self.embedding, layout)
         self.norm = RmsNorm(checkpoint, "model.norm.weight", size, config.rms_norm_eps, dtype)
-        self.rotary = RotaryTable(config, positions, dtype)
+        self.rotary = RotaryTable(config, positions, dtype, layout.device, pairs=layout.pairs)
 
     @classmethod
     def from_dir(cls, model_dir: Path, *, capture: tuple[int, ...], positions: int, layout: Layout) -> Target:
         """Loads a Hugging Face style directory; SpecmeterError if it does not hold such a model."""
         config = LlamaConfig.from_dir(model_dir)
-        return cls(config, Checkpoint(model_dir), capture=capture, positions=positions, layout=layout)
+        checkpoint = Checkpoint(model_dir, layout.device)
+        return cls(config, checkpoint, capture=capture, positions=positions, layout=layout)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` tokens."""
         c = self.config
-        return KVCache(c.num_hidden_layers, c.num_key_value_heads, capacity, c.head_dim, self.dtype)
+        return KVCache(c.num_hidden_layers, c.num_key_value_heads, capacity, c.head_dim, self.dtype, self.layout.device)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, start: int, *, capture: bool
@@ -63,8 +64,7 @@ class Target:
         layer [rows, hidden] and, if ``capture``, the captured states side by side [rows, len(capture) * hidden].
         """
         rows = tokens.shape[0]
-        cos, sin = self.rotary.at(positions)
-        step = Step(rows, cos, sin, group_mask(mask, self.config))
+        step = Step(rows, self.rotary.at(positions), group_mask(mask, self.config))
         x = F.embedding(tokens, self.embedding).to(self.dtype)
         states = {0: x}
         for index, (layer, slots) in enumerate(zip(self.layers, cache.window(start, rows), strict=True), 1):

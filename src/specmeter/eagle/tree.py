@@ -121,11 +121,11 @@ class TreeGrowth:
         scores, ids = self._likeliest(logits)
         self._scores = [scores[0]]
         self._ids = [ids[0]]
-        self._parents = [torch.zeros(topk, dtype=torch.int64)]
+        self._parents = [torch.zeros(topk, dtype=torch.int64, device=logits.device)]
         self._count = 1 + topk
         self._frontier_scores = scores[0]
-        self._frontier_nodes = torch.arange(1, 1 + topk)
-        self._own = torch.eye(topk, dtype=torch.bool)
+        self._frontier_nodes = torch.arange(1, 1 + topk, device=logits.device)
+        self._own = torch.eye(topk, dtype=torch.bool, device=logits.device)
         self.frontier = self._target_ids[ids[0]]
         self.hidden = hidden.expand(topk, -1)
         self.visible: Tensor | None = self._own

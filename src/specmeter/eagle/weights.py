@@ -19,8 +19,8 @@ class Checkpoint:
     ``take`` checks the shape and converts, so a wrong file is noticed by name.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Reads the ``*.safetensors`` of ``folder``, those of its index if it has one.
+    def __init__(self, folder: Path, device: torch.device | None = None) -> None:
+        """Reads the ``*.safetensors`` of ``folder``, those of its index if it has one, into ``device``'s memory.
 
         Raises SpecmeterError if there are none, one cannot be read, or a tensor is there twice.
         """
@@ -34,7 +34,7 @@ class Checkpoint:
             )
         for path in files:
             try:
-                self._tensors.update(load_file(path))
+                self._tensors.update(load_file(path, device=str(device or "cpu")))
             except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that this torch lacks
                 raise SpecmeterError(f"Cannot read {path}.", str(error), "Fetch or copy the file again.") from error
 

@@ -6,6 +6,7 @@ A cycle is five steps: ``draft`` proposes tokens, ``verify`` runs the target ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -76,13 +77,18 @@ class Worker:
         self.target = target
         self.head = draft
         self.max_context = max_context
+        self.device = device = target.layout.device
         self.target_cache = target.new_cache(max_context + MAX_DRAFT_TOKENS)
-        self.causal = TreeMask(PREFILL_ROWS, max_context, PREFILL_ROWS, target.dtype)
-        self.causal.set_visible(torch.ones(PREFILL_ROWS, PREFILL_ROWS, dtype=torch.bool).tril())
+        self.causal = TreeMask(PREFILL_ROWS, max_context, PREFILL_ROWS, target.dtype, device)
+        self.causal.set_visible(torch.ones(PREFILL_ROWS, PREFILL_ROWS, dtype=torch.bool, device=device).tril())
         if draft is not None:
             self.draft_cache = draft.new_cache(max_context + MAX_STEPS * MAX_TOPK)
-            self.verify_mask = TreeMask(MAX_DRAFT_TOKENS, max_context, MAX_DRAFT_TOKENS, target.dtype)
-            self.draft_mask = TreeMask(MAX_TOPK, max_context, MAX_STEPS * MAX_TOPK, target.dtype)
+            self.verify_mask = TreeMask(MAX_DRAFT_TOKENS, max_context, MAX_DRAFT_TOKENS, target.dtype, device)
+            self.draft_mask = TreeMask(MAX_TOPK, max_context, MAX_STEPS * MAX_TOPK, target.dtype, device)
+
+    def stepper(self, sequence: Sequence) -> Callable[[Sequence], Cycle]:
+        """What gives one cycle of ``sequence`` a call."""
+        return self.cycle if sequence.settings.speculative_num_steps else self.decode
 
     # -- the start of a request ---------------------------------------------------------------------------------
 
@@ -90,11 +96,11 @@ class Worker:
         """Runs the prompt and gives the first new token."""
         with torch.inference_mode():
             self.target_cache.length = 0
-            prompt = torch.tensor(sequence.prompt)
+            prompt = torch.tensor(sequence.prompt, device=self.device)
             hidden, states = self._prefill_target(prompt, sequence.settings.speculative_num_steps > 0)
             sequence.pending = sequence.sampler.choose(self.target.logits(hidden)[0])
             if states is not None:
-                shifted = torch.cat([prompt[1:], torch.tensor([sequence.pending])])
+                shifted = torch.cat([prompt[1:], torch.tensor([sequence.pending], device=self.device)])
                 self._prefill_draft(sequence, shifted, states)
             return self._output(sequence, [sequence.pending], drafted=0, accepted=0)
 
@@ -123,7 +129,7 @@ class Worker:
     def decode(self, sequence: Sequence) -> Cycle:
         """One step without speculation."""
         with torch.inference_mode():
-            batch = self._causal_batch(torch.tensor([sequence.pending]), self.target_cache)
+            batch = self._causal_batch(torch.tensor([sequence.pending], device=self.device), self.target_cache)
             hidden, _ = self._target_forward(batch, capture=False)
             logits = self.target.logits(hidden)
             sequence.pending = sequence.sampler.choose(logits[0])
@@ -176,7 +182,7 @@ class Worker:
     def extend(self, sequence: Sequence, verified: Verified, accepted: Accepted) -> None:
         """Runs the draft over the kept tokens with the target's true states, in place of its own guesses."""
         head = self._draft_head()
-        batch = self._causal_batch(torch.tensor(accepted.tokens), self.draft_cache)
+        batch = self._causal_batch(torch.tensor(accepted.tokens, device=self.device), self.draft_cache)
         sequence.draft_hidden = self._extend_forward(batch, verified.states, accepted.path)
         sequence.draft_logits = head.logits(sequence.draft_hidden)
         sequence.pending = accepted.tokens[-1]
@@ -192,15 +198,16 @@ class Worker:
     def _causal_batch(self, tokens: Tensor, cache: KVCache) -> Batch:
         rows, start = tokens.shape[0], cache.length
         mask = None if rows == 1 else self.causal.view(start, rows, rows)
-        return Batch(tokens, torch.arange(start, start + rows), mask, start)
+        return Batch(tokens, torch.arange(start, start + rows, device=self.device), mask, start)
 
     def _tree_batch(self, tree: DraftTree) -> Batch:
-        tokens = torch.tensor(tree.tokens)
+        tokens = torch.tensor(tree.tokens, device=self.device)
         if tree.is_chain:
             return self._causal_batch(tokens, self.target_cache)
         rows, start = len(tree.tokens), self.target_cache.length
         self.verify_mask.set_visible(tree.visible())
-        return Batch(tokens, torch.tensor(tree.depths()) + start, self.verify_mask.view(start, rows, rows), start)
+        positions = torch.tensor(tree.depths(), device=self.device) + start
+        return Batch(tokens, positions, self.verify_mask.view(start, rows, rows), start)
 
     def _target_forward(self, batch: Batch, capture: bool) -> tuple[Tensor, Tensor | None]:
         return self.target.forward(
@@ -211,7 +218,7 @@ class Worker:
         # The frontier of step s sits one position after the one of step s-1; each step's rows take fresh slots.
         rows, past = growth.frontier.shape[0], self.draft_cache.length
         drafted = (step - 1) * rows
-        positions = torch.full((rows,), past + step - 1)
+        positions = torch.full((rows,), past + step - 1, device=self.device)
         mask = None
         if growth.visible is not None:
             self.draft_mask.set_visible(growth.visible)
