@@ -115,7 +115,7 @@ class DeviceClock:
         if self.outside == EVENTS:
             assert self._events is not None
             return self._events.record()
-        if self.outside == STAMPS and stamps is not None and stamps.ring is not None and not stamps.off:
+        if self.outside == STAMPS and stamps is not None and stamps.ready and not stamps.off:
             return stamps.open_call(point)
         return None
 
@@ -210,7 +210,7 @@ class DeviceClock:
 
     def _drain_stamps(self, backend: Backend) -> None:
         stamps = self.stamps
-        if stamps is None or (stamps.ring is None and not stamps.set_up()):
+        if stamps is None or (not stamps.ready and not stamps.set_up()):
             return
         found = stamps.drain()
         if found is not None and not self._anchored and self._events is not None:

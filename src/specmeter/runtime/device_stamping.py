@@ -19,6 +19,7 @@ COPY_EVERY_NS = 20_000_000
 PAIR_EVERY_NS = 10_000_000_000
 PAIR_AGAIN_NS = 100_000_000
 MOST_CALLS = 4096
+SET_UP_NS = 20_000_000
 Write = Callable[[int, int, int, int, int], None]
 # A stamp that was launched in a capture: which graph, and which call of the point.
 Inside = Tuple[Graph, int]
@@ -44,6 +45,7 @@ class StampClock:
     ) -> None:
         self.reason = "no graph has been captured"
         self.off = False
+        self.ready = False
         self.ring: Optional[StampRing] = None
         self.pairs = 0
         self.error_ns: Optional[int] = None
@@ -69,7 +71,10 @@ class StampClock:
             self.hooks.install(graph_class)
 
     def set_up(self) -> bool:
-        """Make the ring if it is not there yet; whether stamps can be launched in this thread. Not in a capture."""
+        """Make the ring if it is not there yet; whether stamps can be launched in this thread. Not in a capture.
+
+        The device has to have emptied the ring, which is given 20 ms here once, and is asked about again later.
+        """
         if self.off:
             return False
         try:
@@ -83,7 +88,11 @@ class StampClock:
                 self._raw = backend.raw
                 self.ring = StampRing(self._make_driver())
                 self.reason = ""
-            return self.ring.ours()
+                until = self._clock() + SET_UP_NS
+                while not self.ring.ready() and self._clock() < until:
+                    pass
+            self.ready = self.ring.ready()
+            return self.ready and self.ring.ours()
         except Exception as error:
             self.stop(error)
             return False
@@ -172,7 +181,7 @@ class StampClock:
     def drain(self) -> Optional[ClockPair]:
         """Write what has come; give the two clocks' pair if they were paired just now."""
         ring = self.ring
-        if self.off or ring is None:
+        if self.off or ring is None or not self.ready:
             return None
         try:
             if ring.in_flight:

@@ -67,7 +67,11 @@ class StampRing:
             self._host = driver.host_memory(_U64.size * 3 + self._size)
             self._copied = driver.event()
             driver.kernel(module, device_ptx.TICKS)(self.stream, self._base + _TICKS)
-        self._next: Optional[int] = 0
+            # The driver loads a kernel when it is first launched, which it may not inside a capture.
+            self._ask()
+            self._stamp(self.stream, self._base + _COUNTER, self._base + _ROWS_AT, 0, self._mask, 0, END, 0)
+        self._made = False
+        self._next: Optional[int] = 1
         self._lock = allocate_lock()
 
     def stamp(self, stream: int, what: int, key: int, ordinal: int, number: int = 0) -> None:
@@ -78,6 +82,13 @@ class StampRing:
                 stream, self._base + _COUNTER, self._base + _ROWS_AT, replays, self._mask, number, what,
                 key << 12 | ordinal,
             )  # fmt: skip
+
+    def ready(self) -> bool:
+        """Whether the ring is empty and can be used: a stamp before that would be wiped out, or worse."""
+        if not self._made:
+            with self._driver.relaxed():
+                self._made = bool(self._driver.idle(self.stream))
+        return self._made
 
     def ours(self) -> bool:
         """Whether the calling thread works on the device that the ring is on."""

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from specmeter.runtime.device_graphs import KEY
+from specmeter.runtime.device_ptx import PARAMETERS
 from specmeter.runtime.device_stamps import StampRing
 from specmeter.trace.device_clock import device_clock, graph_spans
-from tests.support.sim_device import STAMP_NS, Sim, SimStream, other_torch
+from tests.support.sim_device import STAMP_NS, Sim, SimDriver, SimStream, other_torch
 from tests.support.taken import Taken
 from tests.unit.runtime.test_device_events import records_of
 
@@ -175,17 +176,20 @@ def test_rows_half_written_when_the_copy_passed_come_with_the_next_one(server: S
     assert [s.own_cycle for s in server.taken.graphs()] == numbers
 
 
-@pytest.mark.parametrize("torn", [(8, 4), (16, 16), (24, 4)])
+@pytest.mark.parametrize("torn", [(8, 4), (16, 16), (24, 4), (0, 32)])
 def test_a_row_of_which_a_half_is_there_is_read_later(torn: tuple[int, int]) -> None:
     sim = Sim()
     ring = StampRing(sim.driver(), rows=8)
+    assert not ring.ready()
+    sim.wait()
+    assert ring.ready()
     stream = SimStream(sim)
     for what in (1, 2, 3):
         ring.stamp(stream.handle, what, 0, 0, 5)
     sim.wait()
     ring.start_copy()
     sim.wait()
-    place = 3 * 8 + 1 * 32 + torn[0]  # the second row
+    place = 3 * 8 + 2 * 32 + torn[0]  # the second row after the ring's own first one
     ring._host.view[place : place + torn[1]] = bytes(torn[1])
     assert [row.what for row in ring.rows()] == [1]
     ring.start_copy()
@@ -213,6 +217,17 @@ def test_one_clock_for_events_and_stamps_and_the_hosts_within_the_bound(monkeypa
     assert np.abs(events - np.array(wanted)).max() < clock.error_ns + 12_000
     for graph_span, event in zip(server.taken.graphs(), server.taken.spans(REPLAY), strict=True):
         assert event.t0 - 8_000 < graph_span.t0 < graph_span.t1 < event.t1 + 8_000
+
+
+def test_no_event_is_given_before_its_clock_is_that_of_the_stamps(server: Server) -> None:
+    graph = server.capture(5_000)
+    server.taken.arm()
+    for _ in range(20):
+        server.cycle(graph)
+        server.sim.wait(4 * MS)
+    server.settle()
+    assert len(server.taken.spans(REPLAY)) == 20
+    assert min(s.t0 for s in server.taken.spans()) > server.sim.epoch
 
 
 def test_calls_outside_graphs_by_stamps(monkeypatch: Any) -> None:
@@ -269,6 +284,20 @@ def test_a_replay_that_fails_is_not_counted(server: Server) -> None:
     assert [s.own_cycle for s in server.taken.graphs()] == [number]
 
 
+def test_every_kernel_was_launched_before_the_first_capture(monkeypatch: Any) -> None:
+    sim, launched = Sim(), set()
+    driver = sim.driver()
+    real = driver.kernel
+
+    def kernel(module: str, name: str) -> Any:
+        run = real(module, name)
+        return lambda *numbers: (launched.add(name), run(*numbers))
+
+    monkeypatch.setattr(driver, "kernel", kernel)
+    StampRing(driver)
+    assert launched == set(PARAMETERS)
+
+
 def test_the_cost_on_the_device_is_two_stamps_a_graph_and_two_a_step(server: Server) -> None:
     graph = server.capture(1_000, 1_000)
     assert len(graph.nodes) == 3 + 2 + 4
@@ -308,6 +337,26 @@ def test_a_fault_turns_stamps_off_alone_and_capture_and_replay_go_on(monkeypatch
     assert server.taken.clock.describe()["reason"] == ""
     # Events go on, on whatever clock they were on.
     assert len(server.taken.spans(REPLAY)) - before == 3
+
+
+def test_stamps_wait_for_a_ring_that_the_device_has_not_emptied_yet(monkeypatch: Any) -> None:
+    server = Server(monkeypatch, outside="stamps")
+
+    class Busy(SimDriver):
+        def stream(self) -> int:
+            handle = super().stream()
+            self.sim.by_handle[handle].push(60 * MS)  # something else has the device
+            return handle
+
+    server.taken.clock.stamps._make_driver = lambda: Busy(server.sim)  # type: ignore[union-attr]
+    early = server.capture(5_000)
+    assert len(early.nodes) == 2
+    server.begin()
+    late = server.capture(5_000)
+    assert len(late.nodes) == 6
+    number = server.cycle(late)
+    server.settle()
+    assert [s.own_cycle for s in server.taken.graphs()] == [number]
 
 
 def test_without_a_compiler_both_reasons_are_said(monkeypatch: Any) -> None:
