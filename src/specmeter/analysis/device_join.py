@@ -106,6 +106,8 @@ def _calls(lane: SpanColumns, name: Ints, launch_ns: Ints) -> Ints:
     call = np.full(len(name), NOWHERE, np.int64)
     for number in np.unique(name[name >= 0]).tolist():
         spans = np.flatnonzero(lane.name == number)
+        if not len(spans):
+            continue  # a mark, or a point that only other threads pass
         spans = spans[np.argsort(lane.t0_ns[spans], kind="stable")]
         mine = np.flatnonzero(name == number)
         at = np.searchsorted(lane.t0_ns[spans], launch_ns[mine], side="right") - 1

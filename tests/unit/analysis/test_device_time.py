@@ -195,6 +195,16 @@ def test_a_kernel_whose_launch_was_not_seen_counts_against_the_coverage(tmp_path
     assert document["coverage"]["outside_percent"] == pytest.approx(100 - document["coverage"]["leaf_percent"])
 
 
+def test_a_point_that_only_another_thread_passes_has_kernels_but_no_calls(tmp_path: Path) -> None:
+    trace, window = recorded(tmp_path, [EAGER] * 5)
+    kernels = {name: column.copy() for name, column in window.kernels.items()}
+    kernels["point"][1::3] = on("extend.forward")
+    document = facts(trace, replace(window, kernels=kernels))
+    rows = {row["name"]: row for row in document["phases"]}
+    assert rows["extend.forward"]["kernels"] == 1 and rows["extend.forward"]["span_ms"] == 0
+    assert rows["extend.forward"]["busy_ms"] == pytest.approx(0.001) and rows["verify.forward"]["kernels"] == 2
+
+
 def test_cycles_of_other_batches_and_plain_steps_have_tables_of_their_own(tmp_path: Path) -> None:
     numbers = [(1, 3, 3, 1)] * 5 + [(8, 3, 24, 9)] * 3 + [(1, 3, 0, 0)] * 7
     trace, window = recorded(tmp_path, [EAGER] * 15, numbers=numbers)

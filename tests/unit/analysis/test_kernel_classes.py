@@ -46,6 +46,8 @@ NAMES = {
         "ampere_bf16_s16816gemm_bf16_64x64_ldg8_f2f_stages_64x5_tn",
         "void dot_kernel<float, 128, 0, cublasDotParams<>>",
         "Cijk_Alik_Bljk_BBS_BH_MT32x32x64",
+        "quantized::linear_dynamic_fp16",
+        "aten::mm",
     ],
     "experts": [
         "fused_moe_kernel",
