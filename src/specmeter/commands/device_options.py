@@ -6,9 +6,11 @@ import argparse
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device`` and ``--stamps``."""
+    """``--device-events`` and ``--stamps``."""
     parser.add_argument(
-        "--device", action="store_true", help="time device points outside graphs, by events (docs/device-time.md)"
+        "--device-events",
+        action="store_true",
+        help="time device points outside captured graphs, by events (docs/device-time.md)",
     )
     parser.add_argument(
         "--stamps",
@@ -21,4 +23,4 @@ def device_of(args: argparse.Namespace) -> str | None:
     """What was asked for: None, ``"events"``, or ``"stamps"`` (both)."""
     if getattr(args, "stamps", False):
         return "stamps"
-    return "events" if getattr(args, "device", False) else None
+    return "events" if getattr(args, "device_events", False) else None
