@@ -50,6 +50,12 @@ def in_ms(interval: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**interval, **{key: interval[key] / 1e6 for key in ("low", "point", "high")}}
 
 
+def _part(name: str) -> str:
+    """The phase of a point, ``glue`` for what a cycle runs outside of its other points, or the head of its own name."""
+    head = name.split(".", 1)[0]
+    return "glue" if head == "cycle" else head if phase_of(name) == "other" else phase_of(name)
+
+
 def _top(window: DeepWindow, index: PlanIndex) -> list[dict[str, Any]]:
     """What took most in each phase, as ms a cycle, calls a cycle, and percent of all that the window's cycles ran."""
     keep = window.inside()
@@ -58,8 +64,8 @@ def _top(window: DeepWindow, index: PlanIndex) -> list[dict[str, Any]]:
         return []
     point = window.kernels["point"][keep]
     owner = np.where(point >= 0, index.name_of[np.maximum(point, 0)], -1)
-    phases = [*dict.fromkeys(phase_of(name) for name in index.names), OUTSIDE]
-    of_name = np.array([phases.index(phase_of(name)) for name in index.names] + [len(phases) - 1])
+    phases = [*dict.fromkeys(_part(name) for name in index.names), OUTSIDE]
+    of_name = np.array([phases.index(_part(name)) for name in index.names] + [len(phases) - 1])
     cell = of_name[owner].astype(np.int64) * len(window.names) + window.kernels["name"][keep]
     size = len(phases) * len(window.names)
     spent = np.bincount(cell, weights=window.kernels["dur_ns"][keep], minlength=size)

@@ -24,14 +24,16 @@ def window_cost(
 ) -> dict[str, Any]:
     """Mean cycle inside the window and outside of it, ns, with 95 % intervals (bootstrap over cycles), and their ratio.
 
+    Only cycles of as many steps, drafts or none, and requests as most of the window's are compared.
     ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both) and ``ratio`` are intervals (``low``, ``point``,
     ``high``, ``level``, ``method``, ``n``, ``unit``) or None; ``reason`` says why there is no ratio. ``*_s`` are the
     seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean outside.
     """
     length = np.diff(host.starts)
     start, end, number = host.starts[:-1], host.starts[1:], host.numbers[:-1]
-    usable = _usable(host, length, pid, trace)
+    usable, kind = _usable(host, length, pid, trace)
     of = usable & (number >= inside[0]) & (number <= inside[1])
+    usable &= kind == _most(kind[of])
     spans = {part: meta.get(f"{part}_ns") for part in _PARTS}
     first = (spans["prepare"] or [meta.get("begin_ns", 0)])[0]
     last = (spans["export"] or spans["stop"] or [0, meta.get("end_ns", 0)])[1]
@@ -51,9 +53,12 @@ def window_cost(
     return cost
 
 
-def _usable(host: Host, length: NDArray[np.int64], pid: int, trace: Trace | None) -> NDArray[np.bool_]:
-    """Decode cycles that did not wait for requests."""
+def _usable(
+    host: Host, length: NDArray[np.int64], pid: int, trace: Trace | None
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Decode cycles that did not wait for requests, and a number for what each ran: steps, drafts or none, batch."""
     usable = np.ones(len(length), bool)
+    kind = np.zeros(len(length), np.int64)
     if len(length):
         usable = length <= _IDLE * float(np.median(length))
     ranks = [rank for rank in trace.ranks if pid in {rank.pid, *(part.pid for part in rank.spans)}] if trace else []
@@ -61,10 +66,18 @@ def _usable(host: Host, length: NDArray[np.int64], pid: int, trace: Trace | None
         table = ranks[0].cycles
         # A worker's cycles lie inside those of its core: the nearest one that began before says what kind it is.
         at = np.searchsorted(table.t0_ns, host.starts[:-1] + 1, side="right") - 1
-        fits = at >= 0
-        kind, drop = table.kind[at], table.drop[at]
-        usable &= fits & (kind == DECODE) & ((drop == KEPT) | (drop == OUTSIDE))
-    return usable
+        drop = table.drop[at]
+        usable &= (at >= 0) & (table.kind[at] == DECODE) & ((drop == KEPT) | (drop == OUTSIDE))
+        kind = (
+            (table.steps[at].astype(np.int64) << 32) + (table.batch[at].astype(np.int64) << 1) + (table.drafted[at] > 0)
+        )
+    return usable, kind
+
+
+def _most(kinds: NDArray[np.int64]) -> int:
+    """The most frequent number, -1 without any."""
+    values, counts = np.unique(kinds, return_counts=True)
+    return int(values[np.argmax(counts)]) if len(values) else -1
 
 
 def _lost(
