@@ -22,8 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from specmeter.analysis.sampling import Share
 from specmeter.analysis.stats import paired_ratio
-from specmeter.bench.budget import Share, share_for
+from specmeter.bench.budget import share_for
 from specmeter.commands.model_folders import embedded_models
 from specmeter.control import Link, Sampling, arm, disarm, launch_env, wait_for_processes
 from specmeter.control.prepare import prepare_link

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.children import ask, environment, only_process, running, unti
 from tests.support.toy import Mark, make_toy, records
 
 MINI = Path(__file__).resolve().parents[1] / "support" / "mini_sglang"
+Server = subprocess.Popen[str]
 BASE = [sys.executable, "-m", "specmeter"]
 
 
@@ -49,9 +51,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def served(place: Path, *command: str, link: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``specmeter run`` of a command that prints a line when it is up; gives it and that line."""
-    words = [*BASE, "run", "--recipe", str(place / "mini.toml"), "--link", link, "--", sys.executable, "-u", *command]
+def served(*command: str, before: Sequence[str] = (), ends: bool = False) -> Iterator[tuple[Server, str]]:
+    """A command that prints a line when it is up; gives it and that line. ``ends``: it does with its standard input."""
+    words = [*before, sys.executable, "-u", *command]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -59,18 +61,23 @@ def served(place: Path, *command: str, link: str) -> Iterator[tuple[subprocess.P
         assert line, server.stderr and server.stderr.read()
         yield server, line
     finally:
-        if server.poll() is None:
+        if not ends:
             server.send_signal(signal.SIGINT)
         server.communicate(timeout=20)
 
 
-def send(server: subprocess.Popen[str], cycles: int) -> None:
+def under(place: Path, link: str) -> list[str]:
+    """What goes before a command, so that the runtime is in it."""
+    return [*BASE, "run", "--recipe", str(place / "mini.toml"), "--link", link, "--"]
+
+
+def send(server: Server, cycles: int) -> None:
     assert server.stdin is not None
     server.stdin.write(f"{cycles} 2\n")
     server.stdin.flush()
 
 
-def answer(server: subprocess.Popen[str]) -> str:
+def answer(server: Server) -> str:
     assert server.stdout is not None
     return server.stdout.readline()
 
@@ -86,16 +93,19 @@ def iterations(link: Link) -> dict[int, int]:
 
 
 def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(place: Path) -> None:
-    with served(place, "-m", "minisgl.launch_server", link="mini") as (server, _):
+    scheduler = ("-m", "minisgl.launch_server")
+    with served(*scheduler, ends=True) as (plain, _):
+        expected = [send(plain, cycles) or answer(plain) for cycles in (40, 40, 2_500, 40)]
+    with served(*scheduler, before=under(place, "mini"), ends=True) as (server, _):
         send(server, 40)
-        expected = answer(server)
+        assert answer(server) == expected[0]
         link = find_link("mini")
         until(
             lambda: any("minisgl.workers" in process.report["modules"] for process in processes(link)), "the scheduler"
         )
         assert not arm(link, sampling=Sampling(5, 300)).silent
         send(server, 40)
-        assert answer(server) == expected, "the tokens are those of a server without probes"
+        assert answer(server) == expected[1], "the tokens are those of a server without probes"
         numbers = iterations(link)
         assert [numbers[cycle] for cycle in sorted(numbers)] == list(range(41, 81)), "the ring counts from 1"
         cycles = load_link(link.path).main.cycles
@@ -105,51 +115,40 @@ def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(p
         calls = trace.main.calls[:, trace.index.names.index("verify.forward")]
         assert np.array_equal(calls > 0, cycles.probed == 1)
 
-        send(server, 4_000)
-        share = watch_share(link, 50.0, 8.0)
-        assert share.cost is not None and share.cost.n >= 60, share
+        send(server, 2_500)
+        share = watch_share(link, Sampling(5, 300), 50.0, 8.0)
+        assert share.cost is not None and share.cost.n >= 60 and share.point_percent, share
         assert not mix(link, 5, share.permille, why=share.why).silent
-        assert answer(server)
+        assert answer(server) == expected[2]
         (scheduler,) = [process for process in processes(link) if process.ring is not None]
         assert scheduler.report["sampling"]["counter"] == "iteration" and scheduler.report["faults"] == []
         said = subprocess.run([*BASE, "status"], capture_output=True, text=True, check=True).stdout
         assert "of the cycles are sampled" in said and "drawn by the engine's forward counter" in said
-        assert "7 of 7 points armed" in said
+        assert re.search(r"(\d+) of \1 points armed, \1 hit", said), said
         assert not disarm(link).silent
         send(server, 40)
-        assert answer(server) == expected
+        assert answer(server) == expected[3]
 
 
 def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -> None:
-    words = [
-        "--budget",
-        "3",
-        "--requests",
-        "4",
-        "--max-tokens",
-        "300",
-        "--baseline",
-        "none",
-        "--out",
-        "profiled",
-        "--json",
-    ]
-    with served(place, str(place / "front.py"), link="front") as (_server, port):
-        address = ["--link", "front", "--url", f"http://127.0.0.1:{port}"]
-        done = subprocess.run(
-            [*BASE, "profile", *address, *words], cwd=place, capture_output=True, text=True, timeout=60
-        )
+    words = ["profile", "--engine", "sglang", "--budget", "40", "--requests", "4", "--max-tokens", "300"]
+    words += ["--link", "front", "--baseline", "none", "--out", "profiled", "--json"]
+    with served(str(place / "front.py"), before=under(place, "front")) as (_server, port):
+        words += ["--url", f"http://127.0.0.1:{port}"]
+        done = subprocess.run([*BASE, *words], cwd=place, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["result"]
     sampling = found["sampling"]
-    assert sampling["counter"] == "iteration" and sampling["budget_percent"] == 3.0 and sampling["endless"] == []
+    assert sampling["counter"] == "iteration" and sampling["budget_percent"] == 40.0 and sampling["endless"] == []
     assert sampling["sampled"] > 0 and sampling["clean"] > 0
-    assert found["cycle"]["count"] == sampling["sampled"] + sampling["clean"] > 900
-    assert abs(sampling["share_percent"] - sampling["permille"] / 10) < 5
+    assert sampling["sampled"] + sampling["clean"] > 400
+    assert 0.9 < found["cycle"]["count"] / (sampling["sampled"] + sampling["clean"]) <= 1, "all but stalls"
+    assert abs(sampling["share_percent"] - sampling["permille"] / 10) < 8
     assert {row["name"] for row in found["phases"]} >= {"draft", "verify", "accept", "extend"}
     shown = subprocess.run(
         [*BASE, "report", str(place / "profiled")], capture_output=True, text=True, check=True
     ).stdout
+    shown = " ".join(shown.split())  # lines are broken at the terminal's width
     assert "Sampling: " in shown and "the same cycles on every rank" in shown
 
 

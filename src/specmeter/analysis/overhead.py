@@ -49,11 +49,11 @@ def comparable(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.bool_
 def near_prefill(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.bool_]:
     """Cycles that run while a request waits for its first token, and the one after."""
     table = rank.cycles
-    prefill = table.drop == FIRST
+    prefill: NDArray[np.bool_] = table.drop == FIRST
     for request in requests:
         first = request.first_ns or request.end_ns
         prefill |= (table.t0_ns <= first) & (table.t0_ns + table.dur_ns >= request.send_ns)
-    after = prefill.copy()
+    after: NDArray[np.bool_] = prefill.copy()
     after[1:] |= prefill[:-1]
     return after
 

@@ -19,30 +19,74 @@ from specmeter.trace.build import RankTrace
 from specmeter.trace.cycles import KEPT, PARTLY_PROBED
 from specmeter.trace.requests import Request
 
+_QUIET_ENOUGH = 10
+
 
 @dataclass(frozen=True)
 class Share:
     """The share of cycles to sample, in 1000, under a budget in percent of the cycle time.
 
     ``cost`` is what one sampled cycle costs, in percent of a clean cycle, changes of code included; None where it is
-    only assumed, and ``why`` says the whole in words.
+    only assumed, and ``why`` says the whole in words. ``point_percent``: what the cycle point alone costs every cycle.
     """
 
     permille: int
     budget_percent: float
     cost: Interval | None
     why: str
+    point_percent: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For a document."""
         return {**asdict(self), "cost": self.cost.as_json() if self.cost else None}
 
 
-def sample_cost(rank: RankTrace, requests: Sequence[Request] = ()) -> Interval | None:
+@dataclass(frozen=True)
+class PointCost:
+    """What cycle points took themselves, us: in a clean cycle with no sampled one near, and more for a sampled one.
+
+    The second is spent in other cycles too: changes of code, and reading what a sampled cycle left on the device.
+    """
+
+    clean_us: float
+    sampled_us: float
+
+
+def point_cost(reports: Sequence[Mapping[str, Any]]) -> PointCost | None:
+    """The dearest process's, as it added it up; None where none has."""
+    found = [cost for report in reports if (cost := _point_cost(report.get("sampling"))) is not None]
+    if not found:
+        return None
+    return PointCost(max(cost.clean_us for cost in found), max(cost.sampled_us for cost in found))
+
+
+def _point_cost(said: object) -> PointCost | None:
+    if not isinstance(said, Mapping) or not said.get("cycles"):
+        return None
+    spent, cycles = float(said["spent_ns"]), int(said["cycles"])
+    quiet, sampled = int(said["clean_cycles"]), int(said["sampled_cycles"])
+    if quiet < _QUIET_ENOUGH:
+        return PointCost(spent / cycles / 1e3, 0.0)
+    clean = float(said["clean_spent_ns"]) / quiet
+    return PointCost(clean / 1e3, max(0.0, (spent - cycles * clean) / max(sampled, 1) / 1e3))
+
+
+def point_percent(rank: RankTrace, requests: Sequence[Request], reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """What the cycle point alone costs every cycle, percent of a clean one; None where that is not known."""
+    cost, clean = point_cost(reports), comparable(rank, requests) & (rank.cycles.probed == 0)
+    if cost is None or not clean.any():
+        return None
+    return 100 * 1e3 * cost.clean_us / float(np.median(rank.cycles.dur_ns[clean]))
+
+
+def sample_cost(
+    rank: RankTrace, requests: Sequence[Request] = (), reports: Sequence[Mapping[str, Any]] = ()
+) -> Interval | None:
     """What one sampled cycle costs, percent of a clean cycle; None where too few ran to tell.
 
-    The trimmed difference of sampled and clean cycles holds the change that takes the probes out; the one that put them
-    in lies in the cycle before. Cycles with a mixture of code, which come with the sampled ones, are counted as dear.
+    The trimmed difference of sampled and clean cycles, and what the sampled one costs its neighbours: the change of
+    code that puts the probes in, and, where the processes' ``reports`` tell, reading what it left on the device. Cycles
+    with a mixture of code, which come with the sampled ones, are counted as dear.
     """
     found = drawn_overhead(rank, requests)
     if found is None:
@@ -50,7 +94,9 @@ def sample_cost(rank: RankTrace, requests: Sequence[Request] = ()) -> Interval |
     partly, inside = _counts(rank, requests)
     dear = 1 + partly / max(inside, 1)
     clean = comparable(rank, requests) & (rank.cycles.probed == 0)
-    change = 100 * 1e3 * rank.change_us / float(np.median(rank.cycles.dur_ns[clean]))
+    points = point_cost(reports)
+    beside_us = max(rank.change_us, points.sampled_us if points is not None else 0.0)
+    change = 100 * 1e3 * beside_us / float(np.median(rank.cycles.dur_ns[clean]))
     each = found.percent
     return replace(each, low=each.low + change, point=each.point * dear + change, high=each.high * dear + change)
 
@@ -71,16 +117,18 @@ def sampling_facts(
     inside, outside = usable & (cycles.probed == 1), usable & (cycles.probed == 0)
     partly, entered = _counts(rank, requests)
     total = int(np.count_nonzero(usable)) + partly
-    cost = sample_cost(rank, requests)
+    cost, base = sample_cost(rank, requests, reports), point_percent(rank, requests, reports)
     part = entered / total if total else 0.0
+    every = base or 0.0
     overall = None if cost is None else replace(
-        cost, low=cost.low * part, point=cost.point * part, high=cost.high * part,
-        method=f"{cost.method}, times the share of sampled cycles",
+        cost, low=every + cost.low * part, point=every + cost.point * part, high=every + cost.high * part,
+        method=f"{cost.method}, times the share of sampled cycles, and the cycle point's own time",
     )  # fmt: skip
     return {
         **share.as_json(),
         **_told(reports),
         "change_us": rank.change_us,
+        "point_percent": base,
         "sampled": int(np.count_nonzero(inside)),
         "clean": int(np.count_nonzero(outside)),
         "mixtures": partly,
@@ -128,4 +176,4 @@ def _stamps(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found = events.get("stamps_cost") if isinstance(events, Mapping) else None
         if isinstance(found, Mapping) and isinstance(found.get("percent"), int | float):
             return {"percent": float(found["percent"]), "upper_percent": found.get("upper_percent"), "reason": ""}
-    return {"percent": None, "upper_percent": None, "reason": "stamps in graphs: not measured in this run"}
+    return {"percent": None, "upper_percent": None, "reason": "Stamps in graphs: not measured in this run"}

@@ -43,5 +43,5 @@ def _measured(link: Link, ack: Ack, first: Sampling, args: argparse.Namespace) -
         from specmeter.live.share import watch_share
     except ImportError:
         return ack  # on another host: numpy is not sent there
-    share = watch_share(link, args.budget, args.window)
+    share = watch_share(link, first, args.budget, args.window)
     return mix(link, first.seed, share.permille, args.timeout, why=share.why)

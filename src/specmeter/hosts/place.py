@@ -173,9 +173,11 @@ class There:
         self.relay.call("watch", link=_far_id(link))
         self._armed_s = watchdog_s
         self._say_state()
-        message = {"link": _far_id(link), "timeout_s": timeout_s, "watchdog_s": watchdog_s, "nvtx": nvtx}
         drawn = sampling.as_json() if sampling is not None else None
-        silent = self.relay.call("arm", **message, sampling=drawn)[0]["silent"]
+        answer, _ = self.relay.call(
+            "arm", link=_far_id(link), timeout_s=timeout_s, watchdog_s=watchdog_s, sampling=drawn, nvtx=nvtx
+        )
+        silent = answer["silent"]
         self._before = self.relay.traffic()
         return [int(pid) for pid in silent]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specmeter.analysis.sampling import Share
 from specmeter.bench.budget import ENOUGH, assumed_share, share_for
 from specmeter.control.link import Link
-from specmeter.control.processes import processes
+from specmeter.control.processes import mix, processes
+from specmeter.control.sampling import Sampling
 from specmeter.errors import SpecmeterError
 from specmeter.live.tail import Tail, joined
 from specmeter.runtime import layout
@@ -69,8 +71,8 @@ class Window:
             self._tails[process.ring], self._records[process.ring] = tail, tail.poll(1)[:0]
 
 
-def watch_share(link: Link, budget_percent: float, seconds: float) -> Share:
-    """Watch an armed link that samples already, at most ``seconds``; the share that its cycles' cost allows.
+def watch_share(link: Link, sampling: Sampling, budget_percent: float, seconds: float) -> Share:
+    """Watch a link that was armed with ``sampling``, at most ``seconds``; the share that its cycles' cost allows.
 
     Ends as soon as enough cycles of either kind ran, or when none runs; assumed where too few did.
     """
@@ -86,10 +88,17 @@ def watch_share(link: Link, budget_percent: float, seconds: float) -> Share:
         seen = count
         rank = window.leading()
         if rank is not None and _enough(rank):
-            return share_for(budget_percent, rank)
+            return share_for(budget_percent, rank, (), _reports(link, sampling))
     rank = window.leading()
     reason = f"too few cycles ran in {seconds:g} s"
-    return share_for(budget_percent, rank) if rank is not None else assumed_share(budget_percent, reason)
+    if rank is not None:
+        return share_for(budget_percent, rank, (), _reports(link, sampling))
+    return assumed_share(budget_percent, reason)
+
+
+def _reports(link: Link, sampling: Sampling) -> list[dict[str, Any]]:
+    """What the processes say now: they write it when the same share is asked for again."""
+    return [process.report for process in mix(link, sampling.seed, sampling.permille, why=sampling.why).done]
 
 
 def _enough(rank: RankTrace) -> bool:

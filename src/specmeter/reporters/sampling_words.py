@@ -41,10 +41,11 @@ def _cost(found: Mapping[str, Any]) -> str:
     sampled, clean, cost = found["sampled_ms"], found["clean_ms"], found["sample_cost_percent"]
     if sampled is None or clean is None or cost is None:
         return f"What sampling cost is not known, as too few cycles ran; {inert(found['why'], 200)}"
-    overall = found["overall_percent"]
+    overall, alone = found["overall_percent"], found["point_percent"]
+    point = f", {alone:.3f} % of it the cycle point of every cycle" if alone is not None else ""
     return (
         f"A sampled cycle takes {sampled['point']:.3f} ms{plus_minus(sampled)}, a clean one {clean['point']:.3f} ms"
         f"{plus_minus(clean)}: {cost['point']:.2f} %{plus_minus(cost, 2, _ANY)} a sampled cycle, code in and out "
         f"({found['change_us']:.0f} us each) included, and {overall['point']:.3f} %{plus_minus(overall, 3, _ANY)} "
-        "of the run"
+        f"of the run{point}"
     )

@@ -20,13 +20,15 @@ class Arming:
     """The swaps of one process by module, and the points that may not be in, each with the reason.
 
     ``note(where, error)`` keeps a fault for the process's report, ``news()`` has that report written. ``lock`` guards
-    everything here.
+    everything here; ``changing`` is held besides while code changes, and is all that a cycle's begin asks for: a report
+    that is being written does not stop it.
     """
 
     def __init__(
         self, recorder: Recorder, note: Callable[[str, BaseException], None], news: Callable[[], None]
     ) -> None:
         self.lock = RLock()
+        self.changing = RLock()
         self.swaps: List[Swap] = []
         self.armed = False
         self.refused: List[Dict[str, Any]] = []
@@ -45,6 +47,10 @@ class Arming:
         # Points that go into graphs, which a server captures at its start; empty once it was disarmed.
         self.stamped: Set[int] = set()
 
+    def renew_locks(self) -> None:
+        """In a forked child: another thread may have held them."""
+        self.lock, self.changing = RLock(), RLock()
+
     # -- points ---------------------------------------------------------------------------------------------------
 
     def know(self, point: int, name: str, pair: Pair) -> None:
@@ -60,9 +66,10 @@ class Arming:
         for point in self._bare:
             if point not in self.disarmed:
                 self.pairs[point] = self._with_range(point)
-        for swap in self.swaps:
-            swap.rebind(self.pairs)
-        self._renew_mix()
+        with self.changing:
+            for swap in self.swaps:
+                swap.rebind(self.pairs)
+            self._renew_mix()
 
     def _with_range(self, point: int) -> Pair:
         name, pair = self._bare[point]
@@ -72,9 +79,10 @@ class Arming:
 
     def drop(self, module: str) -> None:
         """Forget a module's functions: it is imported again, and they are new ones."""
-        for swap in self._taken.pop(module, []):
-            self.swaps.remove(swap)
-        self._renew_mix()
+        with self.changing:
+            for swap in self._taken.pop(module, []):
+                self.swaps.remove(swap)
+            self._renew_mix()
 
     def add(self, module: str, taken: List[Swap]) -> None:
         """Take a module's functions; those that may be are armed if the process is.
@@ -88,9 +96,10 @@ class Arming:
                     swap.put("cycle" if self.mixing else "in")
         else:
             self._put_stamped(taken)
-        self._taken[module] = taken
-        self.swaps.extend(taken)
-        self._renew_mix()
+        with self.changing:
+            self._taken[module] = taken
+            self.swaps.extend(taken)
+            self._renew_mix()
 
     def refuse(self, module: str, ids: List[int], reason: str) -> None:
         """Note for the report that the points ``ids`` of ``module`` are not in, and why."""
@@ -139,7 +148,6 @@ class Arming:
             if not stuck or time.perf_counter() > until or hurried():
                 break
             time.sleep(0.02)
-        self._renew_mix()
         for swap in stuck:
             swap.put("out")
             swap.reason = "a frame of it has been running since before arming and keeps its old code"
@@ -150,17 +158,19 @@ class Arming:
         if point not in self.disarmed:
             self.disarmed[point] = text
             self.pairs[point] = (time.perf_counter_ns, through)
-        for swap in self.swaps:
-            if point in swap.points:
-                swap.rebind(self.pairs)
-                if self._dead(swap):
-                    swap.put("out")
-        self._renew_mix()
+        with self.changing:
+            for swap in self.swaps:
+                if point in swap.points:
+                    swap.rebind(self.pairs)
+                    if self._dead(swap):
+                        swap.put("out")
+            self._renew_mix()
 
     def leave(self) -> None:
         """Let everything go, for good; torch.compile gets its own entry back."""
         compilers.leave()
         self.left = True
+        self._stop_mix()
         for swap in self.swaps:
             swap.forget()
 
@@ -173,19 +183,24 @@ class Arming:
 
     def start_mix(self) -> None:
         """From the next cycle on, what is in goes in and out at random as ``mix`` says; out until then."""
+        if self.mixing and self.mixer is not None:
+            return self.mixer.redraw(self.mix["seed"], self.mix["permille"])
         self._stop_mix()
         recorder = self._recorder
         self.mixer = Mixer(
             self._live, recorder.write, self.mix["seed"], self.mix["permille"], recorder.take_engine_number,
-            lambda: tuple(recorder.lanes), lambda: self.lock, self._news,
+            lambda: tuple(recorder.lanes), lambda: self.changing, self._news,
+            lambda: recorder.spent_ns,
         )  # fmt: skip
         self.mixer.begin()
         recorder.on_cycle = self.mixer
+        return None
 
     def _stop_mix(self) -> None:
         self._recorder.on_cycle = None
         if self.mixer is not None:
-            self.mixer.end()
+            with self.changing:
+                self.mixer.end()
 
     def _renew_mix(self) -> None:
         """Have the mixer see at the next cycle what has changed besides."""
@@ -232,10 +247,11 @@ class Arming:
             for code in _all_originals(swap) + list(nested_codes(swap.probed)):
                 reason = reasons.get(id(code))
                 if reason and not swap.compiled:
-                    swap.compiled = reason
-                    swap.put("out")
+                    with self.changing:
+                        swap.compiled = reason
+                        swap.put("out")
+                        self._renew_mix()
                     self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {reason}")
-                    self._renew_mix()
 
     def _handed_to_compiler(self, codes: Set[int]) -> None:
         with self.lock:
@@ -245,11 +261,12 @@ class Arming:
 
     def _compilation_begins(self) -> None:
         try:
-            with self.lock:
+            with self.lock, self.changing:
+                if self.mixer is not None:
+                    self.mixer.pause()
                 for swap in self.swaps:
                     swap.put("out")
                 put_nested(self.swaps, False)
-                self._renew_mix()
         except Exception as error:
             self._note("torch.compile", error)
 

@@ -13,6 +13,9 @@ from .swap import Swap, nested_codes
 IN, OUT, MIXED = 1, 0, 2
 # How many cycles in a row are given up to a frame that keeps old code, before it is taken to be an endless one.
 MOST_WAITS = 3
+# After so many clean cycles nothing of a sampled one is left to do, as reading its device events.
+QUIET = 4
+WARM = 8
 ENGINE, RING = "iteration", "cycle"
 
 
@@ -39,7 +42,8 @@ class Mixer:
     A frame that is on the stack at a change, of this thread or of another that writes records (``threads`` gives their
     idents), keeps its old code until it returns: such cycles are marked 2 (a mixture, to be left out) until none is
     left. ``swaps`` is asked again after ``renew``. ``known`` is called once the kind of number is known. ``lock()`` is
-    held during a change; while somebody else holds it, things stay as they are for a cycle.
+    held during a change; while somebody else holds it, things stay as they are for a cycle. ``spent`` is the time that
+    cycle points themselves have taken so far, ns.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Mixer:
         threads: Callable[[], Sequence[int]] = tuple,
         lock: Callable[[], Any] = RLock,
         known: Callable[[], None] = lambda: None,
+        spent: Callable[[], int] = lambda: 0,
     ) -> None:
         self._swaps = swaps
         self._write = write
@@ -61,7 +66,15 @@ class Mixer:
         self._threads = threads
         self._lock = lock
         self._known = known
+        self._spent = spent
+        self._spent_at = spent()
+        self._quiet = 0
+        self._warm = WARM
+        self._sampled = 0
+        self._total = [0, 0]
+        self._clean = [0, 0]
         self._ended = False
+        self._paused = False
         self._last: Optional[int] = None
         self._now = MIXED
         self._side = OUT
@@ -75,7 +88,10 @@ class Mixer:
         self._endless: Set[str] = set()
 
     def __call__(self, cycle: int, now_ns: int) -> None:
+        self._account()
         wanted = IN if drawn(self._number(cycle), self._seed, self._permille) else OUT
+        if self._paused:
+            return None
         if self._now == MIXED and not self._fresh:
             return self._settle(now_ns)
         if wanted != self._side or self._fresh:
@@ -88,9 +104,19 @@ class Mixer:
         self._look()
         self._place(OUT)
 
+    def redraw(self, seed: int, permille: int) -> None:
+        """From the next cycle on, another share; the one that runs ends as it began."""
+        self._seed, self._permille = seed, permille
+
+    def pause(self) -> None:
+        """Change nothing until ``renew``, as code is being compiled. The caller holds the lock."""
+        if not self._ended:
+            self._paused = True
+            self._mark(MIXED, time.perf_counter_ns())
+
     def renew(self) -> None:
         """Something else has put code in or out, or the functions are others: begin anew at the next cycle."""
-        self._fresh = True
+        self._paused, self._fresh = False, True
 
     def end(self) -> None:
         """Change nothing more. The caller holds the lock."""
@@ -105,8 +131,26 @@ class Mixer:
             "counter": by if any(self._drawn.values()) else None,
             "drawn_by": dict(self._drawn),
             "entered": {"in": self._entered[IN], "out": self._entered[OUT], "mixed": self._entered[MIXED]},
+            "sampled_cycles": self._sampled,
+            "cycles": self._total[1],
+            "spent_ns": self._total[0],
+            "clean_cycles": self._clean[1],
+            "clean_spent_ns": self._clean[0],
             "endless": sorted(self._endless),
         }
+
+    def _account(self) -> None:
+        """Add up what the cycle point took in the cycle that ends here; apart where no sampled one was near."""
+        now = self._spent()
+        took, self._spent_at = now - self._spent_at, now
+        if self._warm:
+            self._warm -= 1  # the first ones make the ring, lanes and a report
+            return
+        self._sampled += self._now == IN
+        self._quiet = self._quiet + 1 if self._now == OUT else 0
+        for sums in (self._total, self._clean) if self._quiet > QUIET else (self._total,):
+            sums[0] += took
+            sums[1] += 1
 
     # -- the draw -------------------------------------------------------------------------------------------------
 
@@ -145,7 +189,7 @@ class Mixer:
         if not lock.acquire(False):
             return
         try:
-            if not self._ended:
+            if not (self._ended or self._paused):
                 self._put(side, now_ns)
         finally:
             lock.release()

@@ -81,9 +81,10 @@ class Ranges:
 
     def close(self, token: Token) -> None:
         """Pop the token's range and those that were left open inside it. Nothing on another thread than its own."""
-        stack, token.stack = token.stack, None
-        mine = id(token)
-        if stack is None or stack is not getattr(self._local, "stack", None) or mine not in stack:
+        stack, mine = token.stack, id(token)
+        token.stack = None
+        here: Any = getattr(self._local, "stack", None)
+        if stack is None or stack is not here or mine not in here:
             return
         while stack and stack.pop() != mine:
             self._pop()

@@ -92,6 +92,7 @@ class Recorder:
         self.events: Optional[DeviceClock] = None
         self._engine_number: Optional[int] = None
         self._engine_number_id = -1
+        self.spent_ns = 0  # in the begins and ends of cycle points, while probes go in and out
         self._open_ring = open_ring
         self._opening = RLock()
         self._on_fault = on_fault
@@ -174,6 +175,7 @@ class Recorder:
         def make_cycle_begin(point: int) -> Begin:
             def begin() -> int:
                 nonlocal cycle
+                began = time.perf_counter_ns() if recorder.on_cycle is not None else 0
                 if writing:
                     try:
                         cycle = cycle + 1 & 0xFFFFFFFF
@@ -187,7 +189,10 @@ class Recorder:
                         if not ours(error):
                             raise
                         recorder._fault(point, error)
-                return time.perf_counter_ns()
+                now = time.perf_counter_ns()
+                if began:
+                    recorder.spent_ns += now - began
+                return now
 
             return begin
 
@@ -214,7 +219,23 @@ class Recorder:
         if point.get("role") == "cycle":
             self._engine_number_id = value_ids.get(f"{point['name']}.iteration", self._engine_number_id)
         handed = any(root[1] >= 0 for root in roots)  # the plain end would take what is handed over for its own state
-        return begin, self._with_values(id, end, getters) if getters or handed else end
+        if getters or handed:
+            end = self._with_values(id, end, getters)
+        return begin, self._timed(end) if point.get("role") == "cycle" else end
+
+    def _timed(self, end: End) -> End:
+        """The end of a cycle point, which clean cycles have too: while probes go in and out its time is added up."""
+        clock = time.perf_counter_ns
+
+        def timed_end(t0: int, result: Any, point: int, *roots: Any) -> Any:
+            if self.on_cycle is None:
+                return end(t0, result, point, *roots)
+            began = clock()
+            given = end(t0, result, point, *roots)
+            self.spent_ns += clock() - began
+            return given
+
+        return timed_end
 
     def take_engine_number(self) -> Optional[int]:
         """The engine's own number of the cycle whose point ended last (its value ``iteration``), None if not read."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import time
-from _thread import RLock
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
@@ -319,7 +318,7 @@ class Runtime:
     def in_child(self) -> None:
         """The child writes to its own ring and listens on its own line; what was armed stays armed."""
         try:
-            self.arming.lock = RLock()
+            self.arming.renew_locks()
             self.recorder.reset()
             self.knobs.renew()
             self.deep.forked()

@@ -221,6 +221,18 @@ def test_while_somebody_else_holds_the_lock_nothing_changes_and_after_the_end_ne
     assert function.__code__ is original, "disarmed meanwhile"
 
 
+def test_another_share_begins_with_the_next_cycle_and_leaves_the_running_one_alone() -> None:
+    function = fresh(plain)
+    rank = Rank(3, 900, 0, Place(function, fresh(probed)))
+    while rank.run(rank.cycle) != IN:
+        pass
+    code = function.__code__
+    rank.mixer.redraw(3, 100)
+    assert function.__code__ is code
+    assert sum(rank.run(number) for number in range(1_000, 2_000)) < 200
+    assert rank.mixer.describe()["permille"] == 100
+
+
 @pytest.mark.parametrize("permille", [20, 500])
 def test_new_functions_follow_after_renew(permille: int) -> None:
     first, later = fresh(plain), fresh(plain, "later")
