@@ -10,6 +10,7 @@ import numpy as np
 from specmeter.analysis.costmodel_bytes import Shape
 from specmeter.analysis.device_document import Group, kernels_of, phase_numbers
 from specmeter.analysis.device_join import Joined
+from specmeter.analysis.intervals import spans_of
 from specmeter.analysis.kernel_classes import CLASSES, PROBE
 from specmeter.trace.plan import PHASES
 
@@ -33,7 +34,8 @@ class Server:
 class Side:
     """One forward of the target: mean ms and kernels by class (CLASSES), over ``cycles`` cycles of ``batch`` requests.
 
-    ``tokens`` a sequence, ``span_ms`` from the first kernel to the last one, ``busy_ms`` of it. -1: not known.
+    ``tokens`` a sequence, ``span_ms`` from the first kernel to the last one (``spans_ms``: of each cycle), ``busy_ms``
+    of it. -1: not known.
     """
 
     ms: tuple[float, ...]
@@ -44,6 +46,7 @@ class Side:
     span_ms: float
     busy_ms: float
     graph: bool
+    spans_ms: tuple[float, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """The side as the document has it."""
@@ -61,17 +64,15 @@ def side_of(joined: Joined, group: Group) -> Side:
     count = group.count
     ns = np.bincount(joined.kind[at], weights=joined.added[at], minlength=len(CLASSES)) / count
     kernels = np.bincount(joined.kind[at], minlength=len(CLASSES)) / count
-    begin, end = np.zeros(0), np.zeros(0)
-    if len(at):
-        _, where = np.unique(joined.cycle[at], return_inverse=True)
-        begin = np.full(int(where.max()) + 1, np.inf)
-        end = np.zeros(len(begin))
-        np.minimum.at(begin, where, joined.t0[at])
-        np.maximum.at(end, where, joined.end[at])
-    span = float((end - begin).mean()) / 1e6 if len(begin) else 0.0
+    _, where = np.unique(joined.cycle[at], return_inverse=True)
+    begin, end = spans_of(joined.t0[at], joined.end[at], where, int(where.max(initial=-1)) + 1)
+    spans = (end - begin) / 1e6
     ms = tuple((ns / 1e6).tolist())
-    tokens = _tokens(joined, group)
-    return Side(ms, tuple(kernels.tolist()), tokens, group.batch, count, span, sum(ms), group.graph)
+    mean = float(spans.mean()) if len(spans) else 0.0
+    return Side(
+        ms, tuple(kernels.tolist()), _tokens(joined, group), group.batch, count, mean, sum(ms), group.graph,
+        tuple(spans.tolist()),
+    )  # fmt: skip
 
 
 def _tokens(joined: Joined, group: Group) -> float:

@@ -16,13 +16,14 @@ from specmeter.analysis.card_bandwidth import peak_gb_s
 from specmeter.analysis.device_document import Group, cycle_groups
 from specmeter.analysis.device_join import Joined, Mask, chosen_cycles, join
 from specmeter.analysis.kernel_classes import CLASSES, Patterns
+from specmeter.analysis.stats import ratio_interval
 from specmeter.analysis.verify_reasons import bytes_facts, expert_facts, reason_of
 from specmeter.analysis.verify_sides import Server, Side, side_of
 from specmeter.trace.build import Trace
 from specmeter.trace.deep import DeepWindow
 
 
-def compare(verify: Side, plain: Side, server: Server | None = None) -> dict[str, Any]:
+def compare(verify: Side, plain: Side, server: Server | None = None, on_cpu: bool = False) -> dict[str, Any]:
     """``document["verify_width"]``: the two sides, a row a class with time, kernels, difference, factor and reason."""
     server = server or Server()
     rows: list[dict[str, Any]] = []
@@ -38,12 +39,14 @@ def compare(verify: Side, plain: Side, server: Server | None = None) -> dict[str
     }
     more = verify.span_ms - plain.span_ms
     document: dict[str, Any] = {
+        "on_cpu": on_cpu,
         "verify": verify.facts(),
         "plain": plain.facts(),
         "classes": sorted(rows, key=lambda row: -abs(row["more_ms"])),
         "idle": {**idle, "more_ms": idle["verify_ms"] - idle["plain_ms"]},
         "more_ms": more,
         "factor": verify.span_ms / plain.span_ms if plain.span_ms else None,
+        "factor_interval": _factor(verify, plain),
         "bytes": bytes_facts(verify, plain, server),
         "experts": expert_facts(verify, plain, server),
         "reason": "",
@@ -63,8 +66,8 @@ def verify_width(
     """The comparison for the lowest rank. ``plain`` is the trace and windows of the same server without speculation;
     None takes plain steps of the same window. Where a side is missing all is null but ``reason``."""
     mine = _lowest(trace, windows, patterns)
-    if mine is None or mine.window.on_cpu:
-        return _nothing("no window of a device was recorded" if mine is None else "the window was recorded on a CPU")
+    if mine is None:
+        return _nothing("no window was recorded of a process that the trace holds")
     groups = cycle_groups(mine, chosen_cycles(mine, requests))
     ours = next((group for group in groups if not group.plain), None)
     if ours is None:
@@ -77,7 +80,7 @@ def verify_width(
         return _nothing("no window of plain decoding was recorded")
     server = _with_bandwidth(server or Server(), [w for w in windows if w.setting == mine.window.setting])
     side = side_of(other, Group(True, alike[0].batch, 0, alike[0].graph, alike[0].cycles))
-    return compare(side_of(mine, ours), side, server)
+    return compare(side_of(mine, ours), side, server, mine.window.on_cpu)
 
 
 def _with_bandwidth(server: Server, windows: Sequence[DeepWindow]) -> Server:
@@ -96,12 +99,26 @@ def _lowest(trace: Trace, windows: Sequence[DeepWindow], patterns: Patterns | No
 
 
 def _nothing(reason: str) -> dict[str, Any]:
-    names = ("verify", "plain", "idle", "more_ms", "factor", "bytes", "experts")
-    return {**dict.fromkeys(names), "classes": [], "reason": reason, "sentence": f"Not compared: {reason}."}
+    names = ("verify", "plain", "idle", "more_ms", "factor", "factor_interval", "bytes", "experts")
+    return {
+        **dict.fromkeys(names),
+        "on_cpu": False,
+        "classes": [],
+        "reason": reason,
+        "sentence": f"Not compared: {reason}.",
+    }
+
+
+def _factor(verify: Side, plain: Side) -> dict[str, Any] | None:
+    """The ratio of the two spans' geometric means over cycles, with its interval; None without spans."""
+    if not verify.spans_ms or not plain.spans_ms or min(*verify.spans_ms, *plain.spans_ms) <= 0:
+        return None
+    return ratio_interval(verify.spans_ms, plain.spans_ms, "cycle").as_json()
 
 
 def _sentence(document: dict[str, Any]) -> str:
     verify, plain, factor = document["verify"], document["plain"], document["factor"]
+    place = "in operators of the host" if document["on_cpu"] else "on the device"
     tokens = f"{verify['tokens']:.3g} tokens" if verify["tokens"] is not None else "an unknown number of tokens"
     if factor is None:
         return "Not compared: the plain step has no kernels in a point of phase verify."
@@ -110,6 +127,11 @@ def _sentence(document: dict[str, Any]) -> str:
     named = sorted((pair for pair in named if pair[1] > 0), key=lambda pair: -pair[1])[:2]
     where = " and ".join(f"{name} (+{ms:.3f} ms)" for name, ms in named)
     return (
-        f"Verify of {tokens} takes {verify['span_ms']:.3f} ms on the device, {factor:.2f} x a plain step's "
+        f"Verify of {tokens} takes {verify['span_ms']:.3f} ms {place}, {factor:.2f} x{_ends(document)} a plain step's "
         f"{plain['span_ms']:.3f} ms" + (f": {where}." if where else ".")
     )
+
+
+def _ends(document: dict[str, Any]) -> str:
+    found = document["factor_interval"]
+    return f" [{found['low']:.2f}, {found['high']:.2f}]" if found and found["low"] is not None else ""

@@ -33,7 +33,9 @@ def device_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderable
         yield from _ranks(windows)
     found = document.get("verify_width")
     if found:
-        yield heading("Verify against a plain step, on the device")
+        yield heading(
+            "Verify against a plain step" + (", operators of the host" if found["on_cpu"] else ", on the device")
+        )
         yield remark(found["sentence"])
         if found["classes"]:
             yield from _width(found, width)
@@ -45,8 +47,6 @@ def _window(window: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield remark(window["verdict"]["sentence"])
     if window["reason"]:
         yield remark(f"No device times: {window['reason']}.")
-    for note in window["notes"]:
-        yield remark(note)
     if not window["cycles"]:
         return
     if window["verdict"]:

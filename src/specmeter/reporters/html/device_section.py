@@ -23,8 +23,9 @@ def device_sections(document: Document, prefix: str = "") -> list[Section]:
         section = Section("Verify against a plain step", f"{prefix}width").add(paragraph(found["sentence"]))
         if found["classes"]:
             columns, listed = rows.width_rows(found)
-            section.add(_bars(_sides(found), "ms on the device", "Verify and a plain step by class of kernel"))
-            section.add(table(columns, listed, "Mean ms a cycle on the device", (0, 6)))
+            what = "operators of the host" if found["on_cpu"] else "the device"
+            section.add(_bars(_sides(found), f"ms of {what}", "Verify and a plain step by class"))
+            section.add(table(columns, listed, f"Mean ms a cycle of {what}", (0, 6)))
         sections.append(section)
     return sections
 
