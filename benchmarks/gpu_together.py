@@ -82,7 +82,7 @@ def with_plain(folder: Path, spec: str, plain: str) -> Run:
 
 def device(folder: Path, spec: str, plain: str, server: Server | None = None) -> dict[str, Any]:
     """The device document of one pair of runs, with agreement and collectives; also as text."""
-    run = saved_device(with_plain(folder, spec, plain), server)
+    run = saved_device(with_plain(folder, spec, plain), server, again=server is not None)
     trace = trace_of(run)
     document = dict(run.analysis)
     document["collectives"] = collective_facts(trace, load_deep(run.path, trace))

@@ -8,7 +8,7 @@ at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from specmeter.analysis.verify_reasons import bytes_facts, expert_facts, reason_
 from specmeter.analysis.verify_sides import Server, Side, side_of
 from specmeter.trace.build import Trace
 from specmeter.trace.deep import DeepWindow
+
+__all__ = ["Server", "compare", "verify_width"]
 
 
 def compare(verify: Side, plain: Side, server: Server | None = None, on_cpu: bool = False) -> dict[str, Any]:
@@ -63,23 +65,34 @@ def verify_width(
     requests: Mask | None = None,
     patterns: Patterns | None = None,
 ) -> dict[str, Any]:
-    """The comparison for the lowest rank. ``plain`` is the trace and windows of the same server without speculation;
-    None takes plain steps of the same window. Where a side is missing all is null but ``reason``."""
-    mine = _lowest(trace, windows, patterns)
-    if mine is None:
-        return _nothing("no window was recorded of a process that the trace holds")
+    """The comparison for the lowest rank and the first setting; ``others`` are the same for the other settings.
+
+    ``plain`` is the trace and windows of the same server without speculation; None takes plain steps of the same
+    window. Where a side is missing all is null but ``reason``.
+    """
+    plains = _lowest(*plain, patterns) if plain else {}
+    documents = []
+    for setting, mine in _lowest(trace, windows, patterns).items():
+        alike = [window for window in windows if window.setting == setting]
+        known = _with_bandwidth(server or Server(), alike)
+        documents.append({"setting": setting, **_compared(mine, plains.values(), known, requests)})
+    if not documents:
+        return {"setting": "", **_nothing("no window was recorded of a process that the trace holds"), "others": []}
+    return {**documents[0], "others": documents[1:]}
+
+
+def _compared(mine: Joined, plains: Iterable[Joined], server: Server, requests: Mask | None) -> dict[str, Any]:
     groups = cycle_groups(mine, chosen_cycles(mine, requests))
     ours = next((group for group in groups if not group.plain), None)
     if ours is None:
         return _nothing("the window holds no cycle with drafts")
+    found = [(other, group) for other in plains for group in cycle_groups(other, chosen_cycles(other))]
     # Plain steps of the same process run under requests of their own, which the choice of requests leaves out.
-    other = _lowest(*plain, patterns) if plain else mine
-    found = [group for group in cycle_groups(other, chosen_cycles(other)) if group.plain or plain] if other else []
-    alike = [group for group in found if group.batch == ours.batch] or found
-    if other is None or not alike:
+    found = found or [(mine, group) for group in cycle_groups(mine, chosen_cycles(mine)) if group.plain]
+    if not found:
         return _nothing("no window of plain decoding was recorded")
-    server = _with_bandwidth(server or Server(), [w for w in windows if w.setting == mine.window.setting])
-    side = side_of(other, Group(True, alike[0].batch, 0, alike[0].graph, alike[0].cycles))
+    other, group = next((pair for pair in found if pair[1].batch == ours.batch), found[0])
+    side = side_of(other, Group(True, group.batch, 0, group.graph, group.cycles))
     return compare(side_of(mine, ours), side, server, mine.window.on_cpu)
 
 
@@ -92,10 +105,14 @@ def _with_bandwidth(server: Server, windows: Sequence[DeepWindow]) -> Server:
     return replace(server, gb_s=sum(known))
 
 
-def _lowest(trace: Trace, windows: Sequence[DeepWindow], patterns: Patterns | None) -> Joined | None:
-    ordered = sorted(windows, key=lambda w: (w.rank < 0, w.rank))
-    found = (join(trace, window, patterns) for window in ordered)
-    return next((joined for joined in found if joined is not None), None)
+def _lowest(trace: Trace, windows: Sequence[DeepWindow], patterns: Patterns | None) -> dict[str, Joined]:
+    """The lowest rank's window of each setting, in the order of the windows."""
+    found: dict[str, Joined] = {}
+    for window in sorted(windows, key=lambda w: (w.rank < 0, w.rank)):
+        joined = join(trace, window, patterns) if window.setting not in found else None
+        if joined is not None:
+            found[window.setting] = joined
+    return {window.setting: found[window.setting] for window in windows if window.setting in found}
 
 
 def _nothing(reason: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specmeter.analysis.kernel_classes import TITLES
+from specmeter.reporters.inert import inert
 from specmeter.reporters.numbers import MISSING, number, percent
 
 Cells = tuple[list[str], list[list[str]]]
@@ -25,12 +26,20 @@ def heading_of(window: Window) -> str:
     if not cycles:
         return "Device time (deep window)"
     kind = "plain" if cycles["kind"] == "plain" else "decode"
-    words = [f"{cycles['cycles']} {kind} cycles"]
+    words = [inert(window["setting"], 60)] if window["setting"] else []
+    words.append(f"{cycles['cycles']} {kind} cycles")
     words += [f"batch {cycles['batch']}"] if cycles["batch"] is not None else []
     words += [f"{cycles['steps']} steps"] if cycles["steps"] else []
     if not window["on_cpu"]:
         words.append("verify as a graph" if cycles["graph"] else "verify eager")
     return f"Device time (deep window: {', '.join(words)})"
+
+
+def other_window(window: Window) -> str:
+    """One line on a window whose tables are not shown: another rank's, or another setting's."""
+    words = window["verdict"]["sentence"] if window["verdict"] else f"no device times: {window['reason']}."
+    setting = f"{inert(window['setting'], 60)}, " if window["setting"] else ""
+    return f"{setting}rank {window['rank']} on {inert(window['host'], 40)}, process {window['pid']}: {words}"
 
 
 def facts_line(window: Window) -> str:

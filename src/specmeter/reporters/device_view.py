@@ -39,6 +39,8 @@ def device_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderable
         yield remark(found["sentence"])
         if found["classes"]:
             yield from _width(found, width)
+        for other in found["others"]:
+            yield remark(f"{inert(other['setting'] or 'another window', 60)}: {other['sentence']}")
 
 
 def _window(window: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -78,8 +80,7 @@ def _ranks(windows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         return
     yield heading("The other windows")
     for window in windows[1:]:
-        words = window["verdict"]["sentence"] if window["verdict"] else f"no device times: {window['reason']}"
-        yield remark(f"Rank {window['rank']} on {inert(window['host'], 40)}, process {window['pid']}: {words}")
+        yield remark(rows.other_window(window))
 
 
 def _width(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

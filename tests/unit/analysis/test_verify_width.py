@@ -102,6 +102,20 @@ def test_what_is_missing_is_said_and_nothing_is_made_up(tmp_path: Path) -> None:
     assert _reason(trace, [replace(window, pid=99)]).startswith("no window was recorded")
 
 
+def test_each_setting_has_its_own_comparison_with_the_plain_steps_of_its_batch(tmp_path: Path) -> None:
+    numbers = [(1, 3, 3, 1)] * 5 + [(8, 3, 24, 8)] * 5
+    trace, window = recorded(tmp_path / "spec", [forward(3)] * 5 + [forward(4)] * 5, numbers=numbers)
+    middle = int(trace.main.cycles.t0_ns[6])
+    one, eight = replace(window, end_ns=middle, setting="one"), replace(window, begin_ns=middle, setting="eight")
+    other, steps = recorded(
+        tmp_path / "plain", [forward(1)] * 5 + [forward(2)] * 5, numbers=[(1, 0, 0, 0)] * 5 + [(8, 0, 0, 0)] * 5
+    )
+    found = verify_width(trace, [one, eight], (other, [steps]))
+    assert found["setting"] == "one" and [part["setting"] for part in found["others"]] == ["eight"]
+    assert rows(found)["attention"]["factor"] == pytest.approx(3)
+    assert found["others"][0]["verify"]["batch"] == 8 and rows(found["others"][0])["attention"]["factor"] == 2
+
+
 def test_a_cpus_operators_are_compared_as_what_they_are(tmp_path: Path) -> None:
     given = sides(tmp_path, forward(2), forward(1))
     cpu = [replace(window, on_cpu=True, device="") for window in given["windows"]]

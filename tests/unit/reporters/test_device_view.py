@@ -53,7 +53,7 @@ def test_the_report_shows_phases_verify_and_the_reason_of_idle_time(tmp_path: Pa
     assert "Why the device is idle" in words and "Verify against a plain step, on the device" in words
     assert "Draft steps inside the graph" in words and "Kernels of no known class" in words
     assert "verify.forward" in words and "attention: the context is read once" in words
-    assert "Rank 1 on host" in words
+    assert "rank 1 on host" in words
 
 
 def test_the_document_is_plain_json_of_the_shape_that_runs_have(tmp_path: Path) -> None:

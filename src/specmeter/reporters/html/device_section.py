@@ -26,6 +26,8 @@ def device_sections(document: Document, prefix: str = "") -> list[Section]:
             what = "operators of the host" if found["on_cpu"] else "the device"
             section.add(_bars(_sides(found), f"ms of {what}", "Verify and a plain step by class"))
             section.add(table(columns, listed, f"Mean ms a cycle of {what}", (0, 6)))
+        for other in found["others"]:
+            section.add(paragraph(f"{other['setting'] or 'another window'}: {other['sentence']}"))
         sections.append(section)
     return sections
 
@@ -51,10 +53,7 @@ def _window(window: Document, others: Sequence[Document], prefix: str) -> Sectio
     if window["verdict"]:
         section.add(*_details(window))
     section.add(*(paragraph(line) for line in rows.other_cycles(window)))
-    for other in others:
-        words = other["verdict"]["sentence"] if other["verdict"] else f"no device times: {other['reason']}"
-        section.add(paragraph(f"Rank {other['rank']} on {other['host']}, process {other['pid']}: {words}"))
-    return section
+    return section.add(*(paragraph(rows.other_window(other)) for other in others))
 
 
 def _details(window: Document) -> list[str]:
