@@ -62,6 +62,18 @@ def test_the_straggler_waits_least(document: dict[str, Any]) -> None:
     assert waits[document["straggler"]["rank"]] < max(waits.values())
 
 
+def test_arrivals_are_told_on_one_clock(document: dict[str, Any]) -> None:
+    skew = document["rank_skew"]
+    assert sorted(rank for _host, rank in skew["ranks"]) == list(range(RANKS)) and skew["cycles"] > 3
+    assert {clock["source"] for clock in skew["clocks"]} == {"shared"}
+    reduces = next(row for row in skew["arrivals"] if row["name"] == "wait.all_reduce")
+    assert reduces["calls"] >= 2 * LAYERS + 2 and reduces["transfer_ms"] > 0 < reduces["waiting_ms"]
+    assert sum(reduces["last_percent"]) == pytest.approx(100)
+    # A mean rank's time in them is what they take and what it waits.
+    spent = [rank["collectives_ms"]["wait.all_reduce"] for rank in document["ranks"]]
+    assert reduces["transfer_ms"] + reduces["waiting_ms"] == pytest.approx(sum(spent) / RANKS, rel=0.25)
+
+
 def test_the_leaves_cover_the_cycle(document: dict[str, Any]) -> None:
     assert document["coverage"]["leaf_percent"] > 95
     assert 1 <= document["acceptance"]["length_tokens"]["point"] <= 4
