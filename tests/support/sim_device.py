@@ -27,6 +27,15 @@ class SimError(RuntimeError):
     """What the real driver or torch would raise."""
 
 
+def failing(text: str) -> Callable[..., Any]:
+    """A call of the driver or of torch that fails."""
+
+    def call(*_arguments: Any, **_named: Any) -> Any:
+        raise SimError(text)
+
+    return call
+
+
 class SimStream:
     """One stream: when it is free, and the capture under way on it."""
 

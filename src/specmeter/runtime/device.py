@@ -12,14 +12,13 @@ not there, and why.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import layout
-from .device_backend import Backend, find_backend
+from .device_backend import Backend, find_backend, of_the_clock
 from .device_events import EventSpans
 from .device_pairs import ClockPair
 from .device_stamping import PAIR_AGAIN_NS, PAIR_EVERY_NS, StampClock, Write
@@ -150,7 +149,10 @@ class DeviceClock:
         self._off, self.reason = True, "detached"
         if self.stamps is not None:
             self.stamps.off = True
-            self.stamps.hooks.remove()
+            try:
+                self.stamps.hooks.remove()
+            except Exception as error:
+                self._failed(error)
 
     def forked(self) -> None:
         """In the child of a fork: a device that was in use is out of reach there."""
@@ -163,12 +165,18 @@ class DeviceClock:
     def set_taking(self, on: bool) -> None:
         """Whether records are written from now on."""
         if on and not self.taking:
-            self._anchored, self._paired_ns = False, 0
-            if self.stamps is not None:
-                if self._events is not None and not self.stamps.off:
-                    self._events.forget()  # their times will run from another event
-                self.stamps.armed()
+            try:
+                self._begin_taking()
+            except Exception as error:
+                self._failed(error)
         self.taking = on
+
+    def _begin_taking(self) -> None:
+        self._anchored, self._paired_ns = False, 0
+        if self.stamps is not None:
+            if self._events is not None and not self.stamps.off:
+                self._events.forget()  # their times will run from another event
+            self.stamps.armed()
 
     def _find(self) -> Optional[Backend]:
         if self._backend is None and not self._off:
@@ -181,7 +189,7 @@ class DeviceClock:
         return self._backend
 
     def _failed(self, error: BaseException) -> None:
-        if not _of_the_clock(error):
+        if not of_the_clock(error):
             raise error  # a signal handler of the server, run inside our frames
         self._stop(error)
 
@@ -268,20 +276,6 @@ class DeviceClock:
             "pair_error_ns": self._error_ns,
             "stamps": self.stamps.describe() if self.stamps is not None else None,
         }
-
-
-def _of_the_clock(error: BaseException) -> bool:
-    """Whether an error arose in our code, in torch or in the standard library: not in what a signal handler ran."""
-    folders = [os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen "]
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    if torch:
-        folders.append(os.path.dirname(torch) + os.sep)
-    at = error.__traceback__
-    while at is not None:
-        if not at.tb_frame.f_code.co_filename.startswith(tuple(folders)):
-            return False
-        at = at.tb_next
-    return True
 
 
 def is_device_point(point: Any) -> bool:

@@ -8,6 +8,7 @@ backend is found once the server has initialized it.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -96,3 +97,17 @@ def find_backend() -> Tuple[Optional[Backend], str]:
             return None, ""
         return Backend(torch, name, module), ""
     return None, "torch has no CUDA device, and no NPU or XPU either"
+
+
+def of_the_clock(error: BaseException) -> bool:
+    """Whether an error arose in our code, in torch or in the standard library: not in what a signal handler ran."""
+    folders = [os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen "]
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch:
+        folders.append(os.path.dirname(torch) + os.sep)
+    at = error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(tuple(folders)):
+            return False
+        at = at.tb_next
+    return True

@@ -36,7 +36,8 @@ class Graph:
 
 class GraphHooks:
     """Wraps torch's graph class. ``begun(graph)`` and ``ending(graph)`` are called inside a capture, ``before()``
-    before one begins, ``launched()`` gives (cycle, point) for a replay to follow, else None. None of them may raise.
+    before one begins, ``launched()`` gives (cycle, point) for a replay to follow, else None. What one of them raises
+    goes to ``failed(error)``, and torch's own call goes on.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class GraphHooks:
         begun: Callable[[Graph], None],
         ending: Callable[[Graph], None],
         launched: Callable[[], Optional[Tuple[int, int]]],
+        failed: Callable[[BaseException], None],
         most: int,
     ) -> None:
         self.graphs: Dict[int, Graph] = {}
         self.current: Optional[Graph] = None
         self.left_out = 0
         self._before, self._begun, self._ending, self._launched = before, begun, ending, launched
+        self._failed = failed
         self._most = most
         self._class: Any = None
         self._originals: List[Tuple[str, Any]] = []
@@ -83,12 +86,11 @@ class GraphHooks:
 
     def _make_capture_begin(self, original: Any) -> Any:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            ready = self._before()
+            ready = self._safe(self._before)
             result = original(graph, *args, **kwargs)
-            entry = self._new(graph) if ready else None
-            self.current = entry
-            if entry is not None:
-                self._begun(entry)
+            self.current = None
+            if ready:
+                self._safe(self._begin, graph)
             return result
 
         return capture_begin
@@ -97,24 +99,18 @@ class GraphHooks:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             entry, self.current = self.current, None
             if entry is not None:
-                self._ending(entry)
+                self._safe(self._ending, entry)
             return original(graph, *args, **kwargs)
 
         return capture_end
 
     def _make_replay(self, original: Any) -> Any:
-        launched = self._launched
-
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
             entry = getattr(graph, KEY, None)
             if entry is None:
                 return original(graph, *args, **kwargs)
             number = entry.replays = entry.replays + 1
-            follow = launched()
-            if follow is not None:
-                entry.followed[number] = follow
-            if self.current is not None:
-                entry.astray = True  # now a part of another graph, whose replays count it too
+            self._safe(self._count, entry)
             try:
                 return original(graph, *args, **kwargs)
             except BaseException:
@@ -123,6 +119,25 @@ class GraphHooks:
                 raise
 
         return replay
+
+    def _safe(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _begin(self, graph: Any) -> None:
+        self.current = entry = self._new(graph)
+        if entry is not None:
+            self._begun(entry)
+
+    def _count(self, entry: Graph) -> None:
+        follow = self._launched()
+        if follow is not None:
+            entry.followed[entry.replays] = follow
+        if self.current is not None:
+            entry.astray = True  # now a part of another graph, whose replays count it too
 
     def _new(self, graph: Any) -> Optional[Graph]:
         key = len(self.graphs) + 1

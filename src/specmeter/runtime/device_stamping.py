@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import layout
-from .device_backend import Backend
+from .device_backend import Backend, of_the_clock
 from .device_graphs import Graph, GraphHooks
 from .device_pairs import ClockPair
 from .device_spans import Joiner
@@ -55,7 +55,7 @@ class StampClock:
         self._calls: Dict[int, Tuple[int, int]] = {}
         self._number = 0
         self._copied_ns = self._paired_ns = 0
-        self.hooks = GraphHooks(self.set_up, self._begun, self._ending, now_in, GRAPHS)
+        self.hooks = GraphHooks(self.set_up, self._begun, self._ending, now_in, self.stop, GRAPHS)
         self._joiner = Joiner(self.hooks.graphs, self._calls, self._give, self._give_graph)
 
     # -- set-up ---------------------------------------------------------------------------------------------------
@@ -98,7 +98,9 @@ class StampClock:
             return False
 
     def stop(self, error: BaseException) -> None:
-        """Turn this clock off because of ``error``."""
+        """Turn this clock off because of ``error``, unless a signal handler of the server raised it: that goes on."""
+        if not of_the_clock(error):
+            raise error
         self._end(f"{type(error).__name__}: {error}")
 
     def _end(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from specmeter.runtime.device_graphs import KEY
 from specmeter.runtime.device_ptx import PARAMETERS
 from specmeter.runtime.device_stamps import StampRing
 from specmeter.trace.device_clock import device_clock, graph_spans
-from tests.support.sim_device import STAMP_NS, Sim, SimDriver, SimStream, other_torch
+from tests.support.sim_device import STAMP_NS, Sim, SimDriver, SimStream, failing, other_torch
 from tests.support.taken import Taken
 from tests.unit.runtime.test_device_events import records_of
 
@@ -307,11 +307,7 @@ def test_the_cost_on_the_device_is_two_stamps_a_graph_and_two_a_step(server: Ser
 def test_a_fault_turns_stamps_off_alone_and_capture_and_replay_go_on(monkeypatch: Any, fault: str) -> None:
     server = Server(monkeypatch)
     if fault == "driver":
-
-        def none() -> Any:
-            raise OSError("libcuda.so.1: cannot open shared object file")
-
-        server.taken.clock.stamps._make_driver = none  # type: ignore[union-attr]
+        server.taken.clock.stamps._make_driver = failing("libcuda.so.1: cannot open shared object file")  # type: ignore[union-attr]
     if fault == "compiler":
         monkeypatch.delitem(sys.modules, "triton", raising=False)
         server.sim.compiles = False
@@ -319,10 +315,7 @@ def test_a_fault_turns_stamps_off_alone_and_capture_and_replay_go_on(monkeypatch
     if fault in ("launch", "reading"):
         server.begin()
         ring = server.taken.clock.stamps.ring  # type: ignore[union-attr]
-
-        def broken(*_arguments: Any) -> None:
-            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
-
+        broken = failing("CUDA_ERROR_ILLEGAL_ADDRESS")
         monkeypatch.setattr(ring, "stamp" if fault == "launch" else "start_copy", broken)
         graph = server.capture(5_000) if fault == "launch" else graph
         server.settle()
