@@ -90,7 +90,6 @@ def join(trace: Trace, window: DeepWindow, patterns: Patterns | None = None) -> 
     end = t0 + kernels["dur_ns"]
     seen = kernels["launch_ns"] >= 0
     cycle = np.where(seen, cycle_at(rank.cycles.t0_ns, kernels["launch_ns"]), NOWHERE)
-    cycle[kernels["cycle"] < 0] = NOWHERE
     point = kernels["point"]
     name = np.where((point >= 0) & (cycle >= 0), index.name_of[np.maximum(point, 0)], NOWHERE).astype(np.int64)
     call = _calls(lane, name, kernels["launch_ns"])

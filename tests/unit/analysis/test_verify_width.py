@@ -42,7 +42,9 @@ def rows(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_each_class_has_its_difference_and_factor(tmp_path: Path) -> None:
-    found = verify_width(**sides(tmp_path, forward(2.5, norms=6), forward(1.0)))
+    # What the draft runs is not verify's.
+    draft = Call(on("draft.graph"), (Kernel("nvjet_draft", 70 * US),), graph=True)
+    found = verify_width(**sides(tmp_path, [draft, *forward(2.5, norms=6)], forward(1.0)))
     by = rows(found)
     assert by["attention"]["verify_ms"] == pytest.approx(0.050) and by["attention"]["plain_ms"] == pytest.approx(0.020)
     assert by["attention"]["factor"] == pytest.approx(2.5)
