@@ -144,6 +144,19 @@ def test_stamps_are_placed_before_arming_and_read_while_armed(toy: Toy, tmp_path
     assert server.do("capture") == "2"
 
 
+def test_a_server_that_starts_armed_under_a_budget_has_them_too(toy: Toy, tmp_path: Path, start: Any) -> None:
+    link = toy.link(
+        tmp_path / "links", device_events=True, device_stamps=True, armed=True, mix={"seed": 5, "permille": 300}
+    )
+    server = start(link)
+    assert server.first == 2 + 2 * 2 + 2
+    server.do("cycles", 100)
+    (process,) = processes(link)
+    graphs = spans(process.ring, layout.KIND_GRAPH_SPAN)
+    assert 5 < len(graphs) < 60  # replays of cycles whose probes are out are not followed
+    disarm(link, take_over=True)
+
+
 def test_without_stamps_graphs_are_what_they_were(toy: Toy, tmp_path: Path, start: Any) -> None:
     link = toy.link(tmp_path / "links", device_events=True)
     server = start(link)

@@ -93,7 +93,7 @@ class Arming:
             self._refuse_compiled(taken)
             for swap in taken:
                 if not swap.compiled:
-                    swap.put("cycle" if self.mixing else "in")
+                    swap.put("cycle" if self.mixing and self.stamped.isdisjoint(swap.points) else "in")
         else:
             self._put_stamped(taken)
         with self.changing:
