@@ -127,8 +127,16 @@ def test_running_server_is_armed_disarmed_and_left_running(tmp_path: Path) -> No
 
         assert _wait(healthy)
         words = ["profile", "--url", url, "--link", link, "--requests", "2", "--max-tokens", "24", "--json", "--out"]
-        document = json.loads(_run(*words, "run", cwd=tmp_path).stdout)
+        document = json.loads(_run(*words, "run", "--deep", "5", cwd=tmp_path).stdout)
         assert document["result"]["cycle"]["count"] > 5 and document["result"]["baseline"]["step_ms"]
+        deep = {window["setting"]: window for window in document["result"]["deep"]}
+        assert len(deep) == 2 and {window["cycles"] for window in deep.values()} == {5} and document["warnings"] == []
+        assert all(any(row["phase"] == "verify" for row in window["top"]) for window in deep.values())
+        assert (
+            "ran under torch's profiler (operators on the host), and only those"
+            in (tmp_path / "run/report.txt").read_text()
+        )
+        assert len(list((tmp_path / "run/deep").glob("*.json.gz"))) == 2
         state = json.loads(_run("status", "--link", link, "--json", cwd=tmp_path).stdout)
         assert '"armed": true' not in json.dumps(state).lower() and healthy()
         wrong = _run("profile", "--url", url, "--link", link, "--model-name", "nobody", cwd=tmp_path, code=2)
