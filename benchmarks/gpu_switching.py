@@ -14,6 +14,7 @@ from gpu_client import Answers, Load, Prompt, drive
 from gpu_fleet import Server
 
 from specmeter import control
+from specmeter.analysis.profile import analyse
 from specmeter.analysis.stats import cluster_ratio
 from specmeter.trace import load_link
 
@@ -108,7 +109,7 @@ def row(link: control.Link, blocks: Sequence[Answers]) -> dict[str, Any]:
     good = [[r for r in answers.requests if r.decode_rate] for answers in blocks]
     tokens = [sum(r.output_tokens - 1 for r in block) for block in good]
     seconds = [sum((r.end_ns - r.first_ns) / 1e9 for r in block) for block in good]
-    document = windows.analyse(trace, requests, None, f"{requests[0].setting}")
+    document = analyse(trace, requests, None, requests[0].setting)
     return {
         "tok_s": cluster_ratio(tokens, seconds, "block").as_json(),
         "cycle_ms": document["cycle"]["mean_ms"],

@@ -11,6 +11,7 @@ servers) and WORK/model. Exit 0: both are ready; 75: parts are missing, carry th
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 MORE = 75
 
@@ -81,8 +83,7 @@ def unpack_site(files: Path, work: Path) -> None:
     with zipfile.ZipFile(wheel) as zipped:
         zipped.extractall(work / "zstd")
     sys.path.insert(0, str(work / "zstd"))
-    import zstandard
-
+    zstandard: Any = importlib.import_module("zstandard")
     archive = join(sorted(files.glob("site.*")), work / "joined.tar.zst")
     shutil.rmtree(work / "site.new", ignore_errors=True)
     unzstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)

@@ -6,9 +6,9 @@ SITE holds SGLang and what it imports, MODEL is the embedded engine's model dire
 there. Servers start side by side, are measured one at a time, and a later call does what is left. OUT receives
 results.tgz in parts; WORK/results/smollm2 has a JSON file a measurement and the reports as text.
 
-Servers: ``plain``; ``spec3`` (3 steps, under a link); ``clean`` (the same, specmeter nowhere near it); ``timer`` (with
-SGLang's own device timer); ``sync`` (no overlap scheduling); ``plan`` (a stream of its own for the metadata);
-``steps2``, ``steps5``; ``adaptive`` (its steps are switched while it runs).
+Servers: ``plain``; ``spec3`` (3 steps, under a link); ``clean`` (the same, specmeter nowhere near it); ``stamped``
+(stamps in its graphs); ``timer`` (with SGLang's own device timer); ``sync`` (no overlap scheduling); ``plan`` (a stream
+of its own for the metadata); ``steps2``, ``steps5``; ``adaptive`` (its steps are switched while it runs).
 
 ``--rehearse``: the same flow against the miniature server of the tests, without a GPU.
 """
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ import gpu_windows as windows
 from gpu_client import CHATS, Load, drive
 from gpu_fleet import Place, Server, Start, eagle, sglang
 from gpu_models import copy_head
-from gpu_pack import packer
+from gpu_pack import packer, show_logs
 from gpu_parts import CLOSING_S, Part, run_parts
 from gpu_steps import Step, read, run_steps
 from gpu_switching import adaptive_flags, sweep_steps
 
 DEEP = 150
+STEPS, MINI_STEPS = (0, 1, 2, 3, 4, 5), (0, 1, 3, 5)
 SINGLE, EIGHT = Load(rounds=5), Load(rounds=4, at_once=8, prompts=8)
 LONG = Load(rounds=8)
 SMALL = ("--mem-fraction-static", "0.7", "--max-total-tokens", "65536")
@@ -47,8 +49,9 @@ def starts(model: Path, head: Path, work: Path) -> list[Start]:
         Start("spec3", spec3),
         Start("plain", sglang(model, *SMALL)),
         Start("clean", spec3, linked=False),
+        Start("stamped", spec3, device={"device_stamps": True}),
         Start("timer", spec3, {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}),
-        Start("adaptive", (*spec3, *adaptive_flags(work, range(6))), knobs=("draft_steps",)),
+        Start("adaptive", (*spec3, *adaptive_flags(work, STEPS)), knobs=("draft_steps",)),
         Start("sync", (*spec3, "--disable-overlap-schedule")),
         Start("plan", spec3, {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"}),
         Start("steps2", sglang(model, *SMALL, *eagle(head, 2))),
@@ -56,8 +59,8 @@ def starts(model: Path, head: Path, work: Path) -> list[Start]:
     ]
 
 
-def steps(out: Path) -> list[Step]:
-    """The measurements, the most wanted first."""
+def steps(candidates: Sequence[int]) -> list[Step]:
+    """The measurements, the most wanted first; ``candidates`` are the step counts to switch between."""
 
     def spec(server: str, load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
         def run(running: Server, to: Path) -> dict[str, Any]:
@@ -103,8 +106,12 @@ def steps(out: Path) -> list[Step]:
         Step("spec3.mixed", "spec3", 40, mixed, ("plain.1",)),
         Step("spec3.budget", "spec3", 75, budget, ("spec3.mixed",)),
         Step("tokens.disarmed", "spec3", 8, tokens()),
+        Step("tokens.stamped", "stamped", 8, tokens()),
+        Step("stamped.1", "stamped", 20, spec("stamped", SINGLE, "stamped.1"), ("plain.1",)),
+        Step("stamped.deep1", "stamped", 40, deep(1)),
+        Step("stamped.run", "stamped", 10, kept, ("stamped.deep1",)),
         Step("timer", "timer", 20, own_timer, ("plain.1",)),
-        Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS)),
+        Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS, candidates=candidates)),
         Step("sync.1", "sync", 20, spec("sync", SINGLE, "sync.1"), ("plain.1",)),
         Step("plan.1", "plan", 20, spec("plan", SINGLE, "plan.1"), ("plain.1",)),
         Step("steps2.1", "steps2", 20, spec("steps2", SINGLE, "steps2.1"), ("plain.1",)),
@@ -161,9 +168,9 @@ def own_timer(server: Server, to: Path) -> dict[str, Any]:
 def compare(out: Path) -> dict[str, Any]:
     """What the step results say together: equal tokens, and speeds side by side."""
     first = read(out, "tokens.never-loaded")
-    stages = ("tokens.dormant", "tokens.armed", "tokens.disarmed")
+    stages = ("tokens.dormant", "tokens.armed", "tokens.disarmed", "tokens.stamped")
     speeds = {}
-    for name in [step.name for step in steps(out)]:
+    for name in [step.name for step in steps(())]:
         document = read(out, name) or {}
         if "analysis" in document:
             analysis = document["analysis"]
@@ -178,9 +185,14 @@ def compare(out: Path) -> dict[str, Any]:
 
 def rehearsal(work: Path) -> tuple[Place, list[Start]]:
     """The miniature server in place of SGLang: every server is the same one."""
-    command = (sys.executable, str(MINI / "front.py"))
-    place = Place(work, MINI, CHATS, engine=None, recipe=MINI / "minisgl.toml")
-    names = ("spec3", "plain", "clean", "timer", "sync", "plan", "steps2", "steps5")
+    site = work / "mini"
+    shutil.copytree(MINI, site, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = site / "minisgl-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: minisgl\nVersion: 1.2\n")
+    command = (sys.executable, str(site / "front.py"), "--torch")
+    place = Place(work, site, CHATS, engine=None, recipe=site / "minisgl.toml")
+    names = ("spec3", "plain", "clean", "stamped", "timer", "sync", "plan", "steps2", "steps5")
     return place, [
         *(Start(name, command, linked=name != "clean") for name in names),
         Start("adaptive", (*command, "--adaptive"), knobs=("draft_steps",)),
@@ -207,7 +219,8 @@ def main() -> None:
 
     def smollm2(out: Path) -> None:
         try:
-            wanted = [step for step in steps(out) if not args.only or step.server in args.only]
+            candidates = MINI_STEPS if args.rehearse else STEPS
+            wanted = [step for step in steps(candidates) if not args.only or step.server in args.only]
             run_steps(place, servers, wanted, out, limit - 15)
         finally:
             together = compare(out)
@@ -216,7 +229,9 @@ def main() -> None:
             for name, speed in together["speeds"].items():
                 print(f"{name}: {speed['tok_s_median']} tok/s, cycle {speed['cycle_ms']['point']:.3f} ms", flush=True)
 
-    sys.exit(run_parts((Part("smollm2", smollm2, limit),), args.work, args.budget, packer(args.out)))
+    code = run_parts((Part("smollm2", smollm2, limit),), args.work, args.budget, packer(args.out))
+    show_logs(args.work)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

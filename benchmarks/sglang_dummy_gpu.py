@@ -33,7 +33,7 @@ import numpy as np
 from gpu_client import Load, Prompt, id_prompts
 from gpu_fleet import Place, Server, Start, eagle, sglang
 from gpu_models import SHAPES, Shape, write_models
-from gpu_pack import packer
+from gpu_pack import packer, show_logs
 from gpu_parts import CLOSING_S, Part, run_parts
 from gpu_steps import Step, read, run_steps, write
 from gpu_switching import adaptive_flags, deep_at, sweep_steps
@@ -238,7 +238,9 @@ def main() -> None:
     parts: list[Part] = []
     for name in args.shapes:
         parts += parts_of(Plan(SHAPES[name], args.tp, args.work), args.site, args.work, limit, args.only)
-    sys.exit(run_parts(parts, args.work, args.budget, packer(args.out)))
+    code = run_parts(parts, args.work, args.budget, packer(args.out))
+    show_logs(args.work)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class Scheduler:
         self.table = [0, 3, 3]
         self.none = None
         self.most = 4
+        self.one = 1
+        self.all = [0, 3, 4]
     def schedule(self):
         return self.table[1]
 
@@ -144,6 +146,62 @@ def test_out_of_range_is_refused_and_the_number_put_back(child: tuple[Link, subp
     until(lambda: "outside 0..4" in state(link)["reason"], "the refusal")
     assert ask(process, "toymod.core.scheduler.table is toymod.own") == "True"
     assert only_process(link).report["faults"] == []
+
+
+@pytest.fixture
+def choice(tmp_path: Path) -> Iterator[tuple[Link, subprocess.Popen[str]]]:
+    """A knob with numbers to choose from, in a process that is the only one."""
+    link = chosen_among(tmp_path, "self.scheduler.all", "self.scheduler.one").link(tmp_path / "links")
+    with running(SHELL, environment(link, tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield link, process
+
+
+def chosen_among(folder: Path, among: str, alone: str) -> Toy:
+    leads = ["self.scheduler.table", among, alone]
+    marks = [Mark("core.step", "cycle", role="cycle"), Mark("self.scheduler.schedule", "schedule", knob_paths=leads)]
+    toy = make_toy(folder, "toymod", SOURCE, marks)
+    knob = {key: value for key, value in KNOB.items() if key not in ("low", "most")}
+    limits = {"among": among, "alone": [alone], "path": leads[0], "points": [toy.id("schedule")]}
+    toy.plan["knobs"] = [{**knob, **limits, "low": None, "most": None, "hint": "start it otherwise", "open": True}]
+    return toy
+
+
+def test_only_a_number_of_the_list_is_set(choice: tuple[Link, subprocess.Popen[str]]) -> None:
+    link, process = choice
+    arm(link)
+    ask(process, "toymod.step()")
+    met(link)
+    assert state(link)["range"] == [0, 4]
+    turn(link, {"steps": 4})
+    assert ask(process, "toymod.step()") == "4"
+    turn(link, {"steps": 2})
+    assert ask(process, "toymod.step()") == "3", "the engine's own is back"
+    until(lambda: state(link)["reason"] == "2 is none of 0, 3, 4", "the refusal")
+
+
+@pytest.mark.parametrize(
+    ("among", "alone", "reason"),
+    [
+        (
+            "self.scheduler.all",
+            "self.scheduler.most",
+            "self.scheduler.most is 4: each of these processes keeps a number",
+        ),
+        ("self.scheduler.most", "self.scheduler.one", "self.scheduler.most, are no list of ints"),
+        ("self.scheduler.none.all", "self.scheduler.one", "should have the attribute all is None: start it otherwise"),
+    ],
+)
+def test_several_ranks_and_no_list_are_refused(tmp_path: Path, among: str, alone: str, reason: str) -> None:
+    link = chosen_among(tmp_path, among, alone).link(tmp_path / "links", armed=True)
+    with running(SHELL, environment(link, tmp_path)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert ask(process, "toymod.step()") == "3"
+        until(lambda: reason in state(link)["reason"], "the refusal")
+        turn(link, {"steps": 4})
+        assert ask(process, "toymod.step()") == "3"
 
 
 def test_a_replaced_object_is_noticed(child: tuple[Link, subprocess.Popen[str]]) -> None:

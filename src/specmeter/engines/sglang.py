@@ -1,14 +1,22 @@
-"""SGLang: ``python -m sglang.launch_server`` or ``sglang serve``. Settings are fixed at the start."""
+"""SGLang: ``python -m sglang.launch_server`` or ``sglang serve``."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from specmeter.engines.base import Capability, Counters, Setting
 from specmeter.engines.embedded import STEPS, TOKENS, TOPK, sglang_style_setting
 from specmeter.engines.flags import Command, flag_value, with_flag, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.errors import SpecmeterError
+
+_ADAPTIVE, _ADAPTIVE_CONFIG = "--speculative-adaptive", "--speculative-adaptive-config"
+_RANKS = ("--tp", "--tp-size", "--tensor-parallel-size", "--pp", "--pp-size", "--pipeline-parallel-size")
+# Batches before SGLang looks at its own average for the first time: never.
+_WARMUP = 1 << 60
 
 
 class SglangEngine:
@@ -17,8 +25,8 @@ class SglangEngine:
     name = "sglang"
 
     def can(self, what: Capability) -> bool:
-        """Nothing: see ``switched``."""
-        return False
+        """``switch``, where the version has the adaptive runtime (the recipe's knob says so)."""
+        return what == "switch"
 
     def command_port(self, command: Command) -> int | None:
         """The value of ``--port``, if any."""
@@ -42,18 +50,27 @@ class SglangEngine:
         return (*plain, STEPS, str(setting.steps), TOPK, str(setting.topk), TOKENS, str(setting.draft_tokens))
 
     def switched(self, command: Command, settings: Sequence[Setting]) -> Command:
-        """Never yet. Since 0.5.11 ``--speculative-adaptive`` builds the graphs of every candidate step count.
+        """``--speculative-adaptive`` with every step count as a candidate, whose graphs SGLang builds at the start.
 
-        ``AdaptiveStepSlot.current_steps`` (adaptive_spec_params.py) is the number that each scheduler process reads
-        before a cycle (``activate_step_by_batch``). It would have to be set in all ranks before one and the same cycle,
-        to a candidate only (any other raises in the engine), with the engine's own moving average kept out by
-        ``warmup_batches``. Read, never run: so it is not offered.
+        ``AdaptiveStepSlot.current_steps`` (adaptive_spec_params.py) is what the worker asks for before each decode
+        cycle (``activate_step_by_batch``); unturned it is the largest. SGLang's own moving average, which would change
+        it, never leaves its warm-up. Writes SGLang's adaptive config into the cache folder.
         """
-        raise SpecmeterError(
-            "SGLang's step count is not switched in a running server.",
-            "Its adaptive runtime could, but no way to steer it has been tried on a real one.",
-            "Each setting gets starts of its own.",
-        )
+        steps = sorted({setting.steps for setting in settings})
+        most = max(settings, key=lambda setting: setting.steps)
+        if most.steps == 0:
+            raise SpecmeterError("There is no step count to switch to.", "Plain decoding alone was asked for.")
+        if any(setting.topk != 1 for setting in settings):
+            raise SpecmeterError("SGLang's adaptive runtime drafts chains only: a tree cannot be switched to.")
+        if any(flag_value(command, flag) not in (None, "1") for flag in _RANKS):
+            raise SpecmeterError(
+                "Each of SGLang's ranks keeps a step count of its own.",
+                "All would have to change before one and the same cycle; that is not done yet.",
+            )
+        if flag_value(command, _ADAPTIVE_CONFIG) is not None:
+            raise SpecmeterError(f"The command has a {_ADAPTIVE_CONFIG} of its own.", "Switching would take its place.")
+        plain = without_flags(self.with_setting(command, most), (_ADAPTIVE,))
+        return (*plain, _ADAPTIVE, _ADAPTIVE_CONFIG, str(_write_candidates(steps)))
 
     def setting_of(self, command: Command) -> Setting | None:
         """What the flags say; steps 0 without an algorithm; None if SGLang chooses by itself."""
@@ -86,3 +103,22 @@ class SglangEngine:
     def default_start_timeout_s(self) -> float:
         """Fifteen minutes: loading and graph capture of a large model take long."""
         return 900.0
+
+
+def _write_candidates(steps: Sequence[int]) -> Path:
+    """SGLang's adaptive config with one slot for all batch sizes; same candidates, same file. Raises SpecmeterError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specmeter"
+    path = cache / f"sglang-adaptive-{'-'.join(map(str, steps))}.json"
+    document = json.dumps({"1": {"candidate_steps": list(steps), "warmup_batches": _WARMUP}})
+    new = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new.touch(mode=0o600)
+        new.write_text(document)
+        new.replace(path)
+    except OSError as error:
+        raise SpecmeterError(
+            f"SGLang's adaptive config {path} cannot be written.", f"{error.strerror}.",
+            "Set XDG_CACHE_HOME to a folder that you can write to.",
+        ) from error  # fmt: skip
+    return path

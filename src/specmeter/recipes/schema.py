@@ -29,7 +29,7 @@ _MODES = ("decode", "prefill", "mixed")
 _VERSIONS = {"dist", "range"}
 _RUNNER = {"name", "range", "about"}
 _POINT = {"name", "role", "kind", "clock", "required", "step", "stamp", "runner", "range", "about", "anchors", "values"}
-_KNOB = {"name", "about", "point", "path", "shape", "low", "most", "hint", "range", "needs"}
+_KNOB = {"name", "about", "point", "path", "shape", "low", "most", "among", "alone", "hint", "range", "needs"}
 _ANCHOR = {"range", "module", "function", "call", "inside", "args", "sites"}
 
 
@@ -163,7 +163,8 @@ def _check_point(found: _Problems, where: str, point: Mapping[str, Any], runners
 
 
 def _check_knob(found: _Problems, where: str, knob: Mapping[str, Any], points: list[Mapping[str, Any]]) -> None:
-    found.keys(where, knob, _KNOB, {"name", "point", "path", "shape", "low", "most", "needs"})
+    limits = {"among"} if "among" in knob else {"low", "most"}
+    found.keys(where, knob, _KNOB, {"name", "point", "path", "shape", "needs"} | limits)
     found.matches(where, knob, "name", _NAME)
     if not isinstance(knob.get("path", ""), str) or not _PLACE.match(knob.get("path", "self.x")):
         found.add(where, f"path = {knob['path']!r}: {_PLACE_HINT}")
@@ -176,11 +177,23 @@ def _check_knob(found: _Problems, where: str, knob: Mapping[str, Any], points: l
     most = knob.get("most", 0)
     if type(most) is not int and not (isinstance(most, str) and _PLACE.match(most)):
         found.add(where, f"most = {most!r} is neither a whole number nor a path: {_PLACE_HINT}")
+    _check_limits(found, where, knob)
     needs = _tables(found, where, knob, "needs")
     if "needs" in knob and not needs:
         found.add(where, "nothing under needs says what reads the number")
     for number, anchor in enumerate(needs, 1):
         _check_anchor(found, f"{where} needs {number}", anchor, "call")
+
+
+def _check_limits(found: _Problems, where: str, knob: Mapping[str, Any]) -> None:
+    if "among" in knob:
+        if not isinstance(knob["among"], str) or not _PLACE.match(knob["among"]):
+            found.add(where, f"among = {knob['among']!r}: {_PLACE_HINT}")
+        for key in sorted(knob.keys() & {"low", "most"}):
+            found.add(where, f"{key} means nothing beside among, which leads to the numbers to choose from")
+    alone = knob.get("alone", [])
+    if not isinstance(alone, list) or not all(isinstance(path, str) and _PLACE.match(path) for path in alone):
+        found.add(where, f"alone = {alone!r} is no list of paths: {_PLACE_HINT}")
 
 
 def _check_role(found: _Problems, where: str, point: Mapping[str, Any]) -> None:

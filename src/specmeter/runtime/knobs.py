@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from _thread import RLock
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import layout
 from .probe import ours
@@ -22,12 +22,17 @@ class CannotTurn(Exception):
     """Why a knob cannot be used in this process."""
 
 
+class NotThere(CannotTurn):
+    """The path does not lead to a number in this process."""
+
+
 class Knob:
     """One knob of one process.
 
     ``shape`` ``int`` assigns the number itself, ``each`` a new list of as many entries as the engine's, all of them the
     number. ``wanted`` is None for the engine's own value. An assignment is one attribute of one object; the engine
-    reads the old value or the new one, never a mixture.
+    reads the old value or the new one, never a mixture. Only a number from ``low`` to ``most`` is set, or one of the
+    list that ``among`` leads to; each path of ``alone`` must lead to 1: that many processes hold a number each.
     """
 
     def __init__(self, description: Mapping[str, Any], write: Write, news: Callable[[], None]) -> None:
@@ -38,8 +43,11 @@ class Knob:
         self.turns = 0
         self.met = False
         self._each = description["shape"] == EACH
-        self._low = int(description["low"])
-        self._most: Any = description["most"]
+        self._low = int(description.get("low") or 0)
+        self._most: Any = description.get("most")
+        self._among = description.get("among")
+        self._alone = list(description.get("alone") or [])
+        self._allowed: Optional[List[int]] = None
         self._hint = str(description.get("hint") or "")
         self._path = _steps(str(description["path"]))
         self._look = True
@@ -131,19 +139,33 @@ class Knob:
             raise CannotTurn(f"{kind} has no attribute {name} of its own")
         value = _space(holder)[name]
         if value is None:
-            raise CannotTurn(f"{kind}.{name} is None" + (f": {self._hint}" if self._hint else ""))
+            raise NotThere(f"{kind}.{name} is None")
         fits = (
             type(value) is list and value and all(type(x) is int for x in value) if self._each else type(value) is int
         )
         if not fits:
             raise CannotTurn(f"{kind}.{name} is no {'list of ints' if self._each else 'int'}")
-        most = self._most
-        if isinstance(most, str):
-            start, *rest = _steps(most)
-            most = _walk(_start(known[str(start)], handed, result), rest)
+        for path in self._alone:
+            count = _lead(path, known, handed, result)
+            if count != 1:
+                raise CannotTurn(
+                    f"{path} is {count}: each of these processes keeps a number of its own, and all would have to "
+                    "change before one and the same cycle"
+                )
+        self._range = self._limits(known, handed, result)
+        self._holder, self._original, self.met = holder, value, True
+
+    def _limits(self, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> Tuple[int, int]:
+        if self._among:
+            allowed = _lead(self._among, known, handed, result)
+            if type(allowed) is not list or not allowed or any(type(x) is not int for x in allowed):
+                raise CannotTurn(f"the numbers to choose from, {self._among}, are no list of ints")
+            self._allowed = allowed
+            return min(allowed), max(allowed)
+        most = _lead(self._most, known, handed, result) if isinstance(self._most, str) else self._most
         if type(most) is not int:
             raise CannotTurn(f"its largest value, {self._most}, is no int")
-        self._holder, self._original, self._range, self.met = holder, value, (self._low, most), True
+        return self._low, most
 
     def _turn(self) -> None:
         with self._lock:
@@ -154,6 +176,8 @@ class Knob:
             low, most = self._range
             if not low <= number <= most:
                 raise CannotTurn(f"{number} lies outside {low}..{most}")
+            if self._allowed is not None and number not in self._allowed:
+                raise CannotTurn(f"{number} is none of {', '.join(map(str, self._allowed))}")
             _space(self._holder)[str(self._path[-1])] = [number] * len(self._original) if self._each else number
             self.turns += 1
             self._look = True
@@ -165,6 +189,8 @@ class Knob:
         try:
             with self._lock:
                 self.reason = str(error) if isinstance(error, CannotTurn) else f"{type(error).__name__}: {error}"
+                if isinstance(error, NotThere) and self._hint:
+                    self.reason += f": {self._hint}"
                 self.pending = self._look = False
                 self._put_back()
             self._news()
@@ -225,6 +251,12 @@ def _steps(path: str) -> List[Union[str, int]]:
     return [int(word[1:-1]) if word.startswith("[") else word for word in words]
 
 
+def _lead(path: str, known: Mapping[str, Sequence[Any]], handed: Sequence[Any], result: Any) -> Any:
+    """What a path leads to."""
+    root, *rest = _steps(path)
+    return _walk(_start(known[str(root)], handed, result), rest)
+
+
 def _start(entry: Sequence[Any], handed: Sequence[Any], result: Any) -> Any:
     return _walk(handed[entry[1]] if entry[1] >= 0 else result, entry[2:])
 
@@ -233,9 +265,13 @@ def _walk(value: Any, steps: Sequence[Union[str, int]]) -> Any:
     """Follow the steps without running any code of the engine's: attributes of the objects' own, items of lists."""
     for step in steps:
         if isinstance(step, str):
+            if value is None:
+                raise NotThere(f"what should have the attribute {step} is None")
             if step not in _space(value):
                 raise CannotTurn(f"{type(value).__name__} has no attribute {step} of its own")
             value = _space(value)[step]
+        elif type(value) is dict and step not in value:
+            raise NotThere(f"a dict on the way has no item {step}")
         elif type(value) in (list, tuple, dict):
             value = value[step]
         else:

@@ -11,7 +11,7 @@ from . import versions
 from .anchors import Refusal, Resolver
 
 Plain = Dict[str, Any]
-_COPIED = ("name", "about", "point", "path", "shape", "low", "most", "hint")
+_COPIED = ("name", "about", "point", "path", "shape", "low", "most", "among", "alone", "hint")
 
 
 def resolve_knobs(
@@ -42,7 +42,8 @@ def open_knobs(knobs: Sequence[Plain], points: Sequence[Plain], names: Sequence[
         knob["open"] = knob["name"] in names
         for point in points if knob["open"] else ():
             if point["id"] in knob["points"]:
-                paths = [knob["path"], *([knob["most"]] if isinstance(knob["most"], str) else [])]
+                numbers = [knob["most"], knob["among"], *(knob["alone"] or [])]
+                paths = [knob["path"], *(path for path in numbers if isinstance(path, str))]
                 point["knob_paths"] = [*point.get("knob_paths", []), *paths]
 
 

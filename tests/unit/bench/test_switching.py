@@ -31,7 +31,7 @@ PLAN = SweepPlan(SETTINGS, PROMPTS, 2, Sending(16, seed=5))
     ("spec", "settings", "why"),
     [
         (ServerSpec("vllm", url="http://127.0.0.1:9"), SETTINGS, "a running server was given"),
-        (ServerSpec("sglang", ("python", "-m", "sglang.launch_server")), SETTINGS, "not switched"),
+        (ServerSpec("sglang", ("python", "-m", "sglang.launch_server")), SETTINGS, "no --speculative-algorithm"),
         (ServerSpec("embedded", ("specmeter", "serve")), SETTINGS, "with each request"),
         (ServerSpec("vllm", VLLM), [Setting.of(2, 4, 9)], "chains only"),
         (ServerSpec("vllm", VLLM), SETTINGS[:1], "no step count to switch to"),

@@ -84,11 +84,47 @@ def test_vllm_start_that_can_be_switched_names_every_step_count_in_its_table() -
         engine.switched(command, [Setting.of(2)])
 
 
-def test_sglang_is_not_switched_and_says_why() -> None:
+def test_sglang_start_that_can_be_switched_has_every_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = engine_named("sglang")
-    assert not engine.can("switch")
-    with pytest.raises(SpecmeterError, match="not switched"):
-        engine.switched(SGLANG, [Setting.of(2)])
+    assert engine.can("switch") and not engine.can("per_request")
+    command = engine.switched((*SGLANG, "--tp", "1"), [Setting.of(k) for k in (3, 0, 5)])
+    assert "--speculative-adaptive" in command
+    assert engine.setting_of(command) == Setting.of(5), "unturned it is the largest"
+    config = Path(str(flag_value(command, "--speculative-adaptive-config")))
+    assert config.stat().st_mode & 0o777 == 0o600 and config.parent.stat().st_mode & 0o777 == 0o700
+    [(batch, slot)] = json.loads(config.read_text()).items()
+    assert (batch, slot["candidate_steps"]) == ("1", [0, 3, 5]), "one slot, so that it holds for every batch size"
+    assert slot["warmup_batches"] > 1e15, "SGLang's own average never changes the number"
+    assert engine.switched((*SGLANG, "--tp", "1"), [Setting.of(k) for k in (5, 3, 0)])[-1] == str(config)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "why"),
+    [
+        (("--tp", "1"), [Setting.of(2, 4, 9)], "a tree cannot be switched to"),
+        (("--tp", "1"), [Setting.of(0)], "no step count"),
+        ((), [Setting.of(2)], "ranks keeps a step count of its own"),
+        (("--tp", "1", "--pp-size=2"), [Setting.of(2)], "ranks keeps a step count of its own"),
+        (("--tp", "1", "--speculative-adaptive-config", "F"), [Setting.of(2)], "config of its own"),
+    ],
+)
+def test_sglang_starts_that_cannot_be_switched_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], settings: list[Setting], why: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SpecmeterError, match=why):
+        engine_named("sglang").switched((*SGLANG, *more), settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adaptive_config_that_cannot_be_written_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SpecmeterError, match="cannot be written"):
+        engine_named("sglang").switched((*SGLANG, "--tp", "1"), [Setting.of(2)])
 
 
 def test_sglang_flags() -> None:

@@ -112,6 +112,29 @@ def test_what_is_wrong_with_a_knob_is_said(old: str, new: str, words: str) -> No
     assert any(where.startswith("knob 1") and words in what for where, what in found), found
 
 
-def test_vllms_recipe_has_the_number_of_draft_steps_and_the_others_have_none() -> None:
-    assert [knob["name"] for knob in loader.built_in("vllm").data["knob"]] == ["draft_steps"]
-    assert "knob" not in loader.built_in("sglang").data and "knob" not in tomllib.loads(GOOD)
+def test_a_knob_with_numbers_to_choose_from_and_a_count_of_ranks_hands_over_what_leads_there(tmp_path: Path) -> None:
+    chosen = KNOB.replace('low = 0\nmost = "self.most"', 'among = "self.pool.all"\nalone = ["self.ranks"]')
+    found = plan(tmp_path, RECIPE + POINT + chosen, knobs=("steps",)).plan
+    [point] = [p for p in found["points"] if p["name"] == "verify.forward"]
+    assert point["knob_paths"] == ["self.pool.table", "self.pool.all", "self.ranks"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ('among = "self.all"\nlow = 0', "low means nothing beside among"),
+        ('among = "self"', "among = 'self'"),
+        ("low = 0", "key 'most' is missing"),
+        ('low = 0\nmost = 3\nalone = "self.ranks"', "no list of paths"),
+        ('low = 0\nmost = 3\nalone = ["ranks()"]', "no list of paths"),
+    ],
+)
+def test_what_is_wrong_with_its_limits_is_said(limits: str, words: str) -> None:
+    text = RECIPE + POINT + KNOB.replace('low = 0\nmost = "self.most"', limits)
+    assert any(words in what for _, what in problems(tomllib.loads(text))), problems(tomllib.loads(text))
+
+
+def test_the_engines_recipes_have_the_number_of_draft_steps_and_the_example_has_none() -> None:
+    for engine in ("vllm", "sglang"):
+        assert [knob["name"] for knob in loader.built_in(engine).data["knob"]] == ["draft_steps"]
+    assert "knob" not in tomllib.loads(GOOD)

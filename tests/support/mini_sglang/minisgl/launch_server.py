@@ -6,13 +6,15 @@ import multiprocessing
 import sys
 
 from .scheduler import run_scheduler_process
+from .workers import ServerArgs
 
 
 def main() -> None:
     """One line ``CYCLES BATCH`` a request; prints its sum."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_scheduler_process, args=(theirs, "--v1" in sys.argv))
+    args = ServerArgs(2 if "--tp2" in sys.argv else 1, "--adaptive" in sys.argv)
+    process = context.Process(target=run_scheduler_process, args=(theirs, "--v1" in sys.argv, args))
     process.start()
     print("up", flush=True)
     for line in sys.stdin:

@@ -7,19 +7,22 @@ from importlib.metadata import entry_points
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .workers import EagleWorker, Result, TpModelWorker
+from .workers import EagleWorker, Result, ServerArgs, TpModelWorker
 
 
 class Scheduler:
     """One request a message: (tokens wanted, batch size); the answer is the tokens counted and their sum."""
 
-    def __init__(self, pipe: Connection, v1: bool = False) -> None:
+    def __init__(self, pipe: Connection, v1: bool = False, args: ServerArgs | None = None) -> None:
         self.pipe = pipe
         self.tp_worker = TpModelWorker()
-        worker: Any = EagleWorker
+        self.draft_worker: Any
         if v1:  # each worker's module is imported only where it is used
-            from .eagle_worker import EAGLEWorker as worker
-        self.draft_worker = worker(self.tp_worker)
+            from .eagle_worker import EAGLEWorker
+
+            self.draft_worker = EAGLEWorker(self.tp_worker)
+        else:
+            self.draft_worker = EagleWorker(self.tp_worker, args=args)
         self.result_queue: deque[Any] = deque()
         self.rows: list[int] = []
         self.left = 0
@@ -68,11 +71,13 @@ class Scheduler:
             self.result_queue.clear()
 
 
-def run_scheduler_process(pipe: Connection, v1: bool = False) -> None:
+def run_scheduler_process(pipe: Connection, v1: bool = False, args: ServerArgs | None = None) -> None:
     """The spawned process's main function; loads plugins first, as the engine does."""
     for plugin in entry_points(group="sglang.srt.plugins"):
         plugin.load()()
-    scheduler = Scheduler(pipe, v1)
+    if args is not None and args.torch:  # so that its profiler can be asked for
+        __import__("torch").set_num_threads(1)
+    scheduler = Scheduler(pipe, v1, args)
     if v1:
         scheduler.event_loop_normal()
     else:

@@ -39,22 +39,73 @@ class TpModelWorker:
         return self.model_runner.forward(rows)
 
 
+class AdaptiveSlot:
+    """The step count of a range of batch sizes; the engine's own average never moves it here."""
+
+    def __init__(self, candidates: list[int], steps: int) -> None:
+        self.candidate_steps = candidates
+        self.current_steps = steps
+
+
+class AdaptiveParams:
+    """Batch size to slot."""
+
+    def __init__(self, candidates: list[int], steps: int) -> None:
+        self._slots = {1: AdaptiveSlot(candidates, steps)}
+
+    def get_steps_for_batch(self, size: int) -> int:
+        """The step count for that many rows."""
+        return self._slots[max(key for key in self._slots if key <= size)].current_steps
+
+
+class AdaptiveController:
+    """Puts what was built for a step count in place; only candidates were built."""
+
+    def __init__(self, worker: EagleWorker, candidates: list[int]) -> None:
+        self.worker = worker
+        self.params = AdaptiveParams(candidates, worker.steps)
+        self._states = {steps: steps for steps in candidates}
+
+    def activate_step_by_batch(self, size: int) -> None:
+        """Switch if the slot asks for another count."""
+        target = self.params.get_steps_for_batch(size)
+        if target != self.worker.steps:
+            self.worker.steps = self._states[target]
+
+
+@dataclass
+class ServerArgs:
+    """What the server was started with."""
+
+    tp_size: int = 1
+    adaptive: bool = False
+    torch: bool = False
+
+
 class EagleWorker:
     """Draft, verify, extend."""
 
-    def __init__(self, target_worker: TpModelWorker, steps: int = 3) -> None:
+    def __init__(self, target_worker: TpModelWorker, steps: int = 3, args: ServerArgs | None = None) -> None:
+        self.server_args = args or ServerArgs()
         self.target_worker = target_worker
         self.draft_runner = ModelRunner(200)
         self.steps = steps
         self.turn = 0
+        self.adaptive_controller = AdaptiveController(self, [0, 1, 3, 5]) if self.server_args.adaptive else None
 
     @inference_mode
     def forward_batch_generation(self, rows: list[int]) -> Result:
         """One speculative cycle."""
+        self.activate_step_by_batch(len(rows))
         drafts = self.draft(rows)
         result = self.verify(rows, drafts)
         self.draft_extend(result.tokens)
         return result
+
+    def activate_step_by_batch(self, size: int) -> None:
+        """The step count of the coming cycle."""
+        if self.adaptive_controller is not None:
+            self.adaptive_controller.activate_step_by_batch(size)
 
     def draft(self, rows: list[int]) -> list[list[int]]:
         """The draft's steps after the first."""
@@ -71,9 +122,9 @@ class EagleWorker:
         return Result(logits, accepted)
 
     def accept(self, logits: list[int], drafts: list[list[int]]) -> list[int]:
-        """Accepted drafts of each request: 0, 1, 2 in turn."""
+        """Accepted drafts of each request: 0, 1, 2 in turn, with three steps."""
         self.turn += 1
-        return [self.turn % self.steps for _ in logits]
+        return [self.turn % max(self.steps, 1) for _ in logits]
 
     def draft_extend(self, rows: list[int]) -> list[int]:
         """The draft over what was accepted."""
