@@ -172,7 +172,9 @@ def test_env_prints_lines_that_a_shell_takes(place: Path) -> None:
     odd = place / "o dd'$x"
     odd.mkdir(mode=0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(odd)
-    done = specmeter("env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--armed", "--link", "pod")
+    done = specmeter(
+        "env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--armed", "--full", "--link", "pod"
+    )
     assert done.returncode == 0, done.stderr
     script = f"{done.stdout}\n{sys.executable} -c 'import toysrv; toysrv.step()'"
     ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
