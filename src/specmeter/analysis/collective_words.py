@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specmeter.analysis.collective_match import Matched
@@ -53,6 +54,35 @@ def draft_collectives_ms(document: Mapping[str, Any]) -> dict[str, float]:
     """Milliseconds a cycle in collectives that a run's draft and extend phases wait for, by phase; empty if none."""
     phases = (document.get("collectives") or {}).get("phases") or []
     return {row["phase"]: float(row["exposed_ms"]) for row in phases if row["phase"] in ("draft", "extend")}
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What a run's deep window says of collectives, for the cost model: ms a cycle by phase, and who serves them.
+
+    ``draft_ms`` is what draft and extend spend in collectives alone, ``transfer_ms`` what every phase spends in them
+    without waiting for a rank, and at most as long as its device does nothing else. ``nccl``: NCCL serves any of them,
+    in words ``served``.
+    """
+
+    draft_ms: Mapping[str, float]
+    transfer_ms: Mapping[str, float]
+    waiting_ms: float
+    nccl: bool
+    served: str
+
+
+def communication(document: Mapping[str, Any]) -> Communication | None:
+    """The communication of an analysis; None where no window saw any."""
+    phases = (document.get("collectives") or {}).get("phases") or []
+    if not phases:
+        return None
+    moved = {row["phase"]: min(row["exposed_ms"], row["transfer_ms"] or row["ms"]["point"]) for row in phases}
+    waited = sum(row["waiting_ms"]["point"] for row in phases if row["waiting_ms"])
+    told = nccl_cannot_help(document)
+    most = max(phases, key=lambda row: row["ms"]["point"])
+    served = told or nccl_serves(most["phase"], most["by_nccl"], most["count"])
+    return Communication(draft_collectives_ms(document), moved, waited, told is None, served)
 
 
 def notes_on(found: Matched, joined: Sequence[RankCollectives], ranks: Sequence[int]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specmeter.analysis.collective_words import Communication
 from specmeter.analysis.costmodel_data import Sample
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.stats import Interval
@@ -32,15 +33,15 @@ class Assumed:
 @dataclass(frozen=True)
 class Evidence:
     """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
-    acceptance by position where the cycles hold none, and the steps that run at present. ``draft_collectives_ms`` is
-    what a deep window at these steps saw of collectives in the draft and extend phases, ms a cycle by phase."""
+    acceptance by position where the cycles hold none, and the steps that run at present. ``communication``
+    is what a deep window at these steps saw of collectives."""
 
     samples: tuple[Sample, ...]
     now: int
     experts: Experts | None = None
     baseline_ms: Interval | None = None
     acceptance: tuple[float, ...] | None = None
-    draft_collectives_ms: Mapping[str, float] = field(default_factory=dict)
+    communication: Communication | None = None
 
     @property
     def chains(self) -> list[Sample]:

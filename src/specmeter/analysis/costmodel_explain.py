@@ -9,7 +9,7 @@ import numpy as np
 
 from specmeter import __version__
 from specmeter.analysis.acceptance_lengths import recorded_acceptance
-from specmeter.analysis.collective_words import draft_collectives_ms
+from specmeter.analysis.collective_words import Communication, communication
 from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
@@ -67,16 +67,16 @@ def evidence_of(
     return Evidence(samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present))
 
 
-def _saved_collectives(runs: Sequence[Run], now: int) -> dict[str, float]:
-    """What a deep window at ``now`` draft steps saw of collectives in the draft, of the first run that has one."""
+def _saved_collectives(runs: Sequence[Run], now: int) -> Communication | None:
+    """What a deep window at ``now`` draft steps saw of collectives, of the first run that has one."""
     for run in runs:
-        found = draft_collectives_ms(run.analysis)
-        if found:
+        found = communication(run.analysis)
+        if found is not None:
             steps = run.cycles["steps"][analysed(run, run.cycles)]
             drafting = steps[steps > 0]
             if len(drafting) and int(np.median(drafting)) == now:
                 return found
-    return {}
+    return None
 
 
 def _present(evidence: Evidence, runs: Sequence[Run], now: int | None) -> int:

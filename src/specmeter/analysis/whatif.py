@@ -53,7 +53,8 @@ def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapp
         wanted = int(steps_asked["steps"] or steps_asked["other"])
         return _steps(evidence, question, wanted)
     if _DRAFT_TP.match(words):
-        assumed, assumptions, reason = _draft_tp(phases_ms, evidence.draft_collectives_ms)
+        seen = evidence.communication
+        assumed, assumptions, reason = _draft_tp(phases_ms, seen.draft_ms if seen is not None else {})
     else:
         measured = sorted({s.batch for s in evidence.chains})
         assumed, assumptions, reason = _assumed(words, question, phases_ms, measured)

@@ -56,8 +56,8 @@ class Commands(Protocol):
         """Get a head with a smaller draft vocabulary, or use one; empty where no flag or command does."""
         ...
 
-    def collectives(self) -> str:
-        """Measure with another way to move data between ranks."""
+    def collectives(self, nccl: bool = True) -> str:
+        """Measure with another way to move data between ranks; ``nccl`` says whether NCCL moves any of it now."""
         ...
 
     def host(self) -> str:
@@ -200,7 +200,7 @@ def _collectives(evidence: Evidence, commands: Commands) -> list[Action]:
     points = fit(evidence.samples, evidence.experts).cycle(evidence.now, 1.0).points
     names = [n for n in points if COLLECTIVE.search(n)]
     if not names:
-        return []
+        return _on_device(evidence, commands)
     shares = ", ".join(f"{n} {points[n]:.2f}" for n in sorted(names, key=lambda n: -points[n])[:3])
     why = (
         f"collectives take {sum(points[n] for n in names):.2f} ms a cycle, waiting for the slowest rank included "
@@ -208,6 +208,20 @@ def _collectives(evidence: Evidence, commands: Commands) -> list[Action]:
     )
     factors = dict.fromkeys(names, 0.0)
     return [_ceiling(evidence, "cheaper collectives", factors, commands.collectives(), why)]
+
+
+def _on_device(evidence: Evidence, commands: Commands) -> list[Action]:
+    """What a deep window saw of collectives. Waiting for a rank is that rank's work, and no setting of them ends it."""
+    seen = evidence.communication
+    if seen is None:
+        return []
+    shares = ", ".join(f"{name} {ms:.2f}" for name, ms in sorted(seen.transfer_ms.items(), key=lambda row: -row[1]))
+    why = (
+        f"collectives keep the device for {sum(seen.transfer_ms.values()):.2f} ms a cycle ({shares}) and wait another "
+        f"{seen.waiting_ms:.2f} for the last rank, which no setting changes; {seen.served}"
+    )
+    assumed = Assumed(saved_ms=dict(seen.transfer_ms))
+    return [_ceiling(evidence, "cheaper collectives", assumed, commands.collectives(seen.nccl), why)]
 
 
 def _acceptance(evidence: Evidence, commands: Commands) -> list[Action]:

@@ -90,9 +90,11 @@ class ServerCommands:
             )
         return self._with("--speculative-token-map", "TOKENS-FILE") if self.engine == "sglang" else ""
 
-    def collectives(self) -> str:
-        """Another algorithm of NCCL's, by its variable."""
-        return "" if self.engine == "embedded" else f"NCCL_ALGO=Tree {self._with()}"
+    def collectives(self, nccl: bool = True) -> str:
+        """Another algorithm of NCCL's, by its variable; where NCCL serves nothing (``nccl`` False), NCCL itself."""
+        if self.engine == "embedded":
+            return ""
+        return f"NCCL_ALGO=Tree {self._with()}" if nccl else self._with("--disable-custom-all-reduce")
 
     def host(self) -> str:
         """Scheduling beside the device's work; the embedded engine has nothing to overlap, SGLang does it by itself."""

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from specmeter.analysis.costmodel_curve import curve
 from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.whatif import ask
+from specmeter.analysis.whatif_actions import actions
+from specmeter.commands.explain_commands import ServerCommands
 from specmeter.trace.rundir import load
 from specmeter.tune.predict import nccl_verdict
 from tests.support.cost_runs import Law, write_run
@@ -40,7 +43,8 @@ def seen(draft_ms: float = 0.5, extend_ms: float = 0.25, by_nccl: float = 0.0) -
 def test_the_drafts_collectives_go_as_the_window_measured_them(tmp_path: Path) -> None:
     run = load(write_run(tmp_path / "run", Law(noise=0.001), [0, 3], changes=seen()))
     evidence = evidence_of([run])
-    assert evidence.draft_collectives_ms == {"draft": 0.5, "extend": 0.25}
+    assert evidence.communication is not None
+    assert evidence.communication.draft_ms == {"draft": 0.5, "extend": 0.25}
     plain = ask(evidence, "k=3", [3], {}).here
     answer = ask(evidence, "draft at TP 1", [1, 3, 5], {"draft": 1.0})
     assert answer.here is not None and plain is not None
@@ -58,7 +62,7 @@ def test_the_drafts_collectives_go_as_the_window_measured_them(tmp_path: Path) -
 
 def test_a_window_at_another_step_count_is_not_used(tmp_path: Path) -> None:
     run = load(write_run(tmp_path / "run", Law(), [0, 2], changes=seen()))
-    assert evidence_of([run], now=4).draft_collectives_ms == {}
+    assert evidence_of([run], now=4).communication is None
     assert "deep" in ask(evidence_of([run], now=4), "draft at TP 1", [4], {"draft": 1.0}).reason
 
 
@@ -69,3 +73,19 @@ def test_tune_is_told_only_where_every_profile_says_so(tmp_path: Path) -> None:
     told = "NCCL serves 0 of 61 collectives in verify: no variable can help while FlashInfer does"
     assert nccl_verdict([none, blind]) == told
     assert nccl_verdict([none, some]) is None and nccl_verdict([blind]) is None and nccl_verdict([]) is None
+
+
+def test_explain_offers_cheaper_collectives_without_what_is_waiting(tmp_path: Path) -> None:
+    document = seen()
+    document["collectives"]["phases"][0]["waiting_ms"]["point"] = 1.0
+    document["collectives"]["phases"][0]["transfer_ms"] = 2.0
+    evidence = evidence_of([load(write_run(tmp_path / "run", Law(), [0, 3], changes=document))])
+    commands = ServerCommands("sglang", ("python", "-m", "sglang.launch_server", "--tp-size", "2"))
+    found = actions(evidence, curve(evidence, [2, 3, 4]), commands)
+    action = next(a for a in found if a.title == "cheaper collectives")
+    cycle = Law().cycle_ms(3)
+    assert action.gain.high == pytest.approx(cycle / (cycle - 2.75), rel=0.01)
+    assert "2.75 ms a cycle" in action.why and "wait another 1.00 for the last rank" in action.why
+    assert "NCCL serves 0 of 61 collectives in verify: no variable can help" in action.why
+    # A variable of NCCL's would change nothing, so that is not what is to be tried.
+    assert "NCCL_ALGO" not in action.command and "--disable-custom-all-reduce" in action.command
