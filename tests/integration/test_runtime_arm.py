@@ -230,7 +230,7 @@ def test_slot_numbers_start_over_after_32_bits(toy: Toy, tmp_path: Path) -> None
     link = toy.link(tmp_path / "links", armed=True, capacity=1000)
     code = (
         "import toymod, sys\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
-        "r = rt.recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.next_place()\n"
+        "r = rt.recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.take()\n"
         "rt.recorder.set_writing(True)\n"
         "for _ in range(3): toymod.step()"
     )
@@ -270,7 +270,7 @@ def test_a_fault_in_our_code_disarms_that_point_and_lets_the_call_through(place:
     toy = make_toy(tmp_path, "toymod", SOURCE, marks)
     link = toy.link(tmp_path / "links", armed=True)
     breakage = {
-        "pack": "p.layout.RECORD = p.layout.SPAN = type('S', (), {'pack_into': boom})",
+        "pack": "p.layout.RECORD = type('S', (), {'pack_into': boom})",
         "place": "p.Recorder._place = boom",
         "ring": "sys.modules['_specmeter_runtime.process'].Ring = boom",
         "lane": "p.Recorder._new_lane = boom",

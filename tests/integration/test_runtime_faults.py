@@ -48,6 +48,7 @@ OUTERMOST = {
     "forks.py:_tell", "hook.py:ImportHook.find_spec",
     "hook.py:ImportHook._watch.exec_module", "probe.py:Recorder._make_writers.end",
     "probe.py:Recorder._make_writers.recover", "probe.py:Recorder._make_writers.make_cycle_begin.begin",
+    "probe.py:Recorder._timed.timed_end",
     "probe.py:Recorder._with_values.end", "probe.py:Recorder._fault", "control.py:ControlLine._run",
     "knobs.py:Knob.wrapped.turning_begin", "knobs.py:Knob.wrapped.finding_end", "knobs.py:Knob._fail",
 }  # fmt: skip

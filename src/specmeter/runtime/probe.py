@@ -1,13 +1,17 @@
 """The functions that take the placeholders' place in a probed code object.
 
-A span costs two clock reads and one ``pack_into``: no lock, no allocation that outlives it, no I/O. Whatever fails in
-here disarms the point, is counted, and lets the call's result through.
+A span costs two clock reads and five stores: no lock, no allocation that outlives it, no I/O. Whatever fails in here
+disarms the point, is counted, and lets the call's result through.
+
+Between two probes the engine streams its weights through every cache, so a probe costs what it touches for the first
+time: each object and each function of C is a miss of the cache and often of the TLB. Storing words in a memoryview took
+half as long there as ``pack_into`` (an extension module of its own over the mmap module), and comparing thread idents
+less than a thread-local's look-ups (``benchmarks/probe_cold.py``).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import time
 from _thread import RLock, _local, get_ident
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -15,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
 from .device import DeviceClock, is_device_point
-from .ring import Ring
+from .ring import MARKS, Ring
 from .values import NotAPlainValue, compile_path, follow
 
 OTHER_LANES = 255
@@ -26,7 +30,7 @@ Getter = Tuple[
 ]  # value id, index of the name handed over (-1: result), attributes, steps
 
 
-MARKS = 1 << 32  # the commit mark has 32 bits
+NOBODY = -1
 
 
 class Slow(Exception):
@@ -37,15 +41,9 @@ class OnlyCreated(Exception):
     """The call gave back work that is still to be done, so its time means nothing."""
 
 
-class Unready:
-    """Stands in for a ring and a thread's lane until there are any."""
-
-    lane = 0
-    buffer = None
-
-    @staticmethod
-    def next_place() -> Tuple[int, int]:
-        raise Slow
+def unready() -> int:
+    """Stands in for a ring's next place while there is none."""
+    raise Slow
 
 
 def through(_begin: int, result: Any, *_roots: Any) -> Any:
@@ -85,6 +83,7 @@ class Recorder:
         self.ring: Optional[Ring] = None
         self.lanes: Dict[int, int] = {}
         self.local: Any = _local()
+        self.owner = NOBODY  # the thread of lane 0
         self.refused_values: Dict[int, str] = {}
         self.refused_value_count = 0
         self.on_cycle: Optional[Callable[[int, int], None]] = None
@@ -109,24 +108,33 @@ class Recorder:
 
         def end(
             t0: int, result: Any, point: int, clock: Any, type: Any, coroutine: Any, generator: Any, stream: Any,
-            local: Any, next_place: Any, pack: Any, buffer: Any,
+            ident: Any, owner: Any, next_word: Any, words: Any, base: Any,
         ) -> Any:  # fmt: skip
             t1 = clock()
             try:
-                kind = type(result)
-                if kind is coroutine or kind is generator or kind is stream:
-                    raise OnlyCreated(f"the call only creates a {kind.__name__}: nothing of its work happens there")
-                lane = local.lane
-                place, mark = next_place()
-                pack(buffer, place, t0, t1, cycle, point, lane, mark)
+                # Whoever took a millisecond did more than create something, and asking touches four objects.
+                if t1 - t0 < 1_000_000:
+                    kind = type(result)
+                    if kind is coroutine or kind is generator or kind is stream:
+                        raise OnlyCreated(f"the call only creates a {kind.__name__}: nothing of its work happens there")
+                # Where words hold what: layout.RECORD. Products and sums: shifts of ints would be more functions of C.
+                lane = 0 if ident() == owner else recorder.local.lane * (1 << 56)
+                word = next_word()
+                words[word + 3] = 0  # not complete: another thread may come in between
+                words[word] = t0
+                words[word + 1] = t1
+                words[word + 2] = point * (1 << 32) + cycle + lane
+                words[word + 3] = word * (1 << 30) + base  # ring.last_word
             except Exception as error:
                 if not recover(point, error, t0, t1):
                     raise
             return result
 
-        def use(local: Any, ring: Any) -> None:
+        def use(ring: Optional[Ring]) -> None:
+            next_word, base = (unready, 0) if ring is None else ring.lap
             end.__defaults__ = (
-                time.perf_counter_ns, type, *kinds, local, ring.next_place, layout.SPAN.pack_into, ring.buffer
+                time.perf_counter_ns, type, *kinds, get_ident, recorder.owner,
+                next_word, None if ring is None else ring.words, base,
             )  # fmt: skip
 
         def recover(point: int, error: Exception, t0: int, t1: int) -> bool:
@@ -138,9 +146,9 @@ class Recorder:
                     if not recorder._expected(error):
                         raise error
                     write(layout.KIND_HOST_SPAN, point, t0, t1, 0)
-                    use(recorder.local, recorder.ring)
+                    use(recorder.ring)
                     if not writing:
-                        use(Unready, Unready)
+                        use(None)
             except Exception as second:
                 if not ours(second):
                     raise
@@ -160,7 +168,7 @@ class Recorder:
             nonlocal cycle
             recorder.ring, cycle = None, 0
             recorder._opening = RLock()
-            recorder.lanes, recorder.local = {}, _local()
+            recorder.lanes, recorder.local, recorder.owner = {}, _local(), NOBODY
             if recorder.events is not None:
                 recorder.events.forked()
             set_writing(writing)
@@ -170,7 +178,7 @@ class Recorder:
             writing = on
             if recorder.events is not None:
                 recorder.events.set_taking(on)
-            use(Unready, Unready)
+            use(None)
 
         def make_cycle_begin(point: int) -> Begin:
             def begin() -> int:
@@ -198,7 +206,7 @@ class Recorder:
 
         self.reset, self.set_writing, self.write = reset, set_writing, write
         self._end, self._make_cycle_begin = end, make_cycle_begin
-        use(Unready, Unready)
+        use(None)
         self._cycle = lambda: cycle
 
     def time_device(self, outside: Optional[str], inside: bool) -> None:
@@ -232,7 +240,12 @@ class Recorder:
                 return end(t0, result, point, *roots)
             began = clock()
             given = end(t0, result, point, *roots)
-            self.spent_ns += clock() - began
+            try:
+                self.spent_ns += clock() - began
+            except Exception as error:
+                if not ours(error):
+                    raise
+                self._fault(point, error)
             return given
 
         return timed_end
@@ -276,27 +289,19 @@ class Recorder:
 
     def _place(self) -> Tuple[Ring, int, int]:
         """The ring (made at the first record), a free record's offset in it, and its mark."""
-        while True:
-            ring = self.ring
-            if ring is None:
-                ring = self._start()
-            next_place = ring.next_place
-            try:
-                place, mark = next_place()
-            except StopIteration:
-                with self._opening:
-                    ring.turn(next_place)
-                continue
-            if mark < MARKS:
-                return ring, place, mark
+        ring = self.ring
+        if ring is None:
+            ring = self._start()
+        place, mark = ring.take()
+        return ring, place, mark
 
     def _expected(self, error: Exception) -> bool:
         """Whether a probe takes the slow way without a fault: not set up, the lap over, marks used up, a new thread."""
         if type(error) is OnlyCreated:
             return False
-        if type(error) is Slow or type(error) is StopIteration:
+        if type(error) is Slow or type(error) is IndexError:
             return True
-        if type(error) is struct.error:
+        if type(error) is ValueError:
             return self.ring is not None and self.ring.written() == MARKS
         return not hasattr(self.local, "lane")
 
@@ -310,6 +315,8 @@ class Recorder:
     def _new_lane(self) -> int:
         lane = min(len(self.lanes), OTHER_LANES)
         lane = self.local.lane = self.lanes.setdefault(get_ident(), lane)
+        if lane == 0:
+            self.owner = get_ident()
         self._on_lane()
         return lane
 

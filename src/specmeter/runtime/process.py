@@ -248,7 +248,7 @@ class Runtime:
         ring, self.recorder.ring = self.recorder.ring, None
         try:
             if ring is not None:
-                ring.buffer.close()  # nothing of the link stays mapped
+                ring.close()  # nothing of the link stays mapped
         except BufferError:
             pass  # a record is being written at this moment
 

@@ -6,12 +6,25 @@ import mmap
 import os
 import socket
 import time
+from _thread import RLock
 from itertools import count
 from typing import Any, Callable, Tuple
 
 from . import layout
 
 DEFAULT_CAPACITY = 1 << 20
+Lap = Tuple[Callable[[], int], int]
+
+FIRST_WORD = layout.HEADER_SIZE // 8
+WORDS = layout.RECORD_SIZE // 8
+# A record's last word is its value (0 for a span) and above it its mark; marks grow by one as first words by WORDS.
+MARK_OF_WORD = (1 << 32) // WORDS
+MARKS = 1 << 32
+
+
+def last_word(word: int, base: int) -> int:
+    """The last word of the span whose first word is ``word``, in the lap of ``base``."""
+    return word * MARK_OF_WORD + base
 
 
 def start_ticks(pid: int) -> int:
@@ -35,16 +48,19 @@ def boot_id() -> str:
 class Ring:
     """A preallocated ring file (0600) of ``capacity`` records, rounded up to a power of two.
 
-    ``next_place()`` gives a free record's byte offset and its commit mark, without a lock, until the lap is over and it
-    raises StopIteration: then ``turn`` begins the next lap. ``buffer`` is the mapping. Raises OSError when the file
-    cannot be made or the disk is full: every block is allocated here, so that no write can fault later.
+    ``lap`` is a pair: a function that gives a free record's first word, without a lock, and what makes a record's last
+    word from its first (``last_word``). The lap is over when a word lies at or beyond ``end_word``; ``take`` then
+    begins the next one. ``buffer`` is the mapping, ``words`` the same as unsigned 64-bit words. Raises OSError when the
+    file cannot be made or the disk is full: every block is allocated here, so that no write can fault later.
     """
 
-    next_place: Callable[[], Tuple[int, int]]
+    lap: Lap
 
     def __init__(self, path: str, capacity: int, plan_sha256: bytes, rank: int = -1, world: int = -1) -> None:
         self.path = path
         self.capacity = capacity = 1 << max(capacity - 1, 1).bit_length()
+        self._turning = RLock()
+        self.end_word = FIRST_WORD + capacity * WORDS
         self._lap(1)
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
         unready = f"{path}.new"  # what readers look for appears whole
@@ -54,6 +70,7 @@ class Ring:
         try:
             os.posix_fallocate(handle, 0, size)
             self.buffer: Any = mmap.mmap(handle, size)
+            self.words: Any = memoryview(self.buffer).cast("Q")
         except BaseException:
             os.unlink(unready)
             raise
@@ -78,19 +95,31 @@ class Ring:
         )
         os.rename(unready, path)
 
-    def turn(self, ended: Callable[[], Tuple[int, int]]) -> None:
-        """Begin the next lap, unless another thread has already done so after ``ended`` gave its last place."""
-        if self.next_place is ended:
-            # The marks have 32 bits; the place whose mark would be 0 is left out by the writer, and the next mark is 1.
-            self._lap((self._first + self.capacity) % (1 << 32))
+    def take(self) -> Tuple[int, int]:
+        """A free record's byte offset and its mark, from the next lap if this one is over."""
+        while True:
+            lap = self.lap
+            word = lap[0]()
+            if word >= self.end_word:
+                with self._turning:
+                    # Unless another thread has already begun it. The marks have 32 bits; the place whose mark would be
+                    # 0 is left out, and the next mark is 1.
+                    if self.lap is lap:
+                        self._lap((self._first + self.capacity) % MARKS)
+            elif (mark := last_word(word, lap[1]) >> 32) < MARKS:
+                return word * 8, mark
 
     def written(self) -> int:
         """How many marks were taken so far, modulo 2**32. Looks without taking one."""
-        return int(repr(self._marks).split("(")[1].rstrip(")")) - 1
+        following = int(repr(self._numbers).split("(")[1].split(",")[0])
+        return self._first + (following - FIRST_WORD) // WORDS - 1
+
+    def close(self) -> None:
+        """Unmap the file; nothing can be written any more."""
+        self.words.release()
+        self.buffer.close()
 
     def _lap(self, first: int) -> None:
         self._first = first
-        self._marks = count(first)
-        start, size = layout.HEADER_SIZE, layout.RECORD_SIZE
-        # Both numbers come from one call into C, so no other thread can get in between.
-        self.next_place = zip(range(start, start + self.capacity * size, size), self._marks).__next__  # noqa: B905 (3.9)
+        self._numbers = count(FIRST_WORD, WORDS)
+        self.lap = self._numbers.__next__, (first << 32) - FIRST_WORD * MARK_OF_WORD

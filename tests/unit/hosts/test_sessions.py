@@ -37,12 +37,7 @@ class Writer:
 
     def write(self, kind: int = layout.KIND_HOST_SPAN, whole: bool = True) -> None:
         """One record with the moments 1000 n and 1000 n + 10; not ``whole``: begun only."""
-        place = self.ring.next_place
-        try:
-            at, mark = place()
-        except StopIteration:
-            self.ring.turn(place)
-            at, mark = self.ring.next_place()
+        at, mark = self.ring.take()
         number = self.count
         self.count += 1
         fields = (1000 * number, 1000 * number + 10, number, 1, kind, 0, 0)
@@ -213,7 +208,7 @@ def test_live_shipping_keeps_its_rate_and_the_end_brings_the_rest(tmp_path: Path
         writer = Writer(link.path / f"{me}.ring", 1 << 17)
         noise = os.urandom(120_000 * 8)  # does not pack, so that there is more than the rate allows
         for number in range(120_000):
-            at, mark = writer.ring.next_place()
+            at, mark = writer.ring.take()
             t0 = int.from_bytes(noise[8 * number : 8 * number + 8], "little", signed=True)
             layout.RECORD.pack_into(writer.ring.buffer, at, t0, t0, number, 1, layout.KIND_MARK, 0, 0, mark)
         time.sleep(2.5)
