@@ -122,7 +122,7 @@ def make_link(
     armed: bool = False,
     capacity: int | None = None,
     watchdog_s: float = 0.0,
-    device_events: bool = False,
+    device_events: bool | str = False,
     device_stamps: bool = False,
     mix: Mapping[str, Any] | None = None,
     nvtx: bool = False,
@@ -131,7 +131,7 @@ def make_link(
 
     ``command`` is stored as given: mask it first. ``armed``: the processes arm from their first import. ``capacity``:
     records a ring (32 bytes each). ``watchdog_s``: disarm by itself so long after the last ``beat``, 0 never.
-    ``device_events``: points whose clock is the device are also timed by events outside graph capture.
+    ``device_events``: points whose clock is the device are also timed outside graph capture ("events", "stamps").
     ``device_stamps``: graphs get stamps as they are captured, armed or not (docs/device-time.md). ``mix``: {seed,
     permille}, with ``armed``: the probes go in and out at random per cycle. ``nvtx``: spans also push NVTX ranges.
     Raises SpecmeterError when the id is taken or the folder cannot be used. Killed at any moment, the link is whole or

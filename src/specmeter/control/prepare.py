@@ -22,7 +22,7 @@ def prepare_link(
     base: Path | None = None,
     armed: bool = False,
     capacity: int | None = None,
-    device_events: bool = False,
+    device_events: bool | str = False,
     device_stamps: bool = False,
     mix: Mapping[str, Any] | None = None,
     nvtx: bool = False,

@@ -25,6 +25,8 @@ from .device_stamping import PAIR_AGAIN_NS, PAIR_EVERY_NS, StampClock, Write
 
 MOST_OPEN = 64
 EVENTS, STAMPS = "events", "stamps"
+# What times calls outside graphs where the device is to be timed at all (link.json: "device_events": true).
+DEFAULT_OUTSIDE = EVENTS
 Begin = Callable[[], int]
 End = Callable[..., Any]
 
@@ -111,11 +113,13 @@ class DeviceClock:
         if not self.taking:
             return None
         self._now_in = point
+        if self.outside == STAMPS and stamps is not None:
+            if not stamps.off:
+                return stamps.open_call(point) if stamps.ready else None
+            self.outside = EVENTS  # no stamps to be had; ``describe`` says so
         if self.outside == EVENTS:
             assert self._events is not None
             return self._events.record()
-        if self.outside == STAMPS and stamps is not None and stamps.ready and not stamps.off:
-            return stamps.open_call(point)
         return None
 
     def _close(self, point: int, first: Any) -> None:
@@ -250,8 +254,11 @@ class DeviceClock:
             if not self._anchored:
                 return  # two clocks in one ring would be mixed up
         elif self._clock() >= self._paired_ns:
+            if stamps is not None and stamps.last_pair is not None:
+                events.shift_ns = stamps.last_pair.device_ns - stamps.last_pair.host_ns
             self._pair_events(events)
-        events.drain()
+        if self._anchored or events.started or stamps is None or stamps.last_pair is None:
+            events.drain()
 
     def _pair_events(self, events: EventSpans) -> None:
         found: Optional[ClockPair] = events.pair(self._clock)
@@ -286,8 +293,8 @@ def is_device_point(point: Any) -> bool:
 def device_asked(document: Dict[str, Any]) -> Tuple[Optional[str], bool]:
     """What link.json wants of the device: how calls outside graphs are timed, and whether stamps go into graphs.
 
-    ``device_events`` is false, true (events) or ``"stamps"``.
+    ``device_events`` is false, true, ``"events"`` or ``"stamps"``.
     """
     wanted = document.get("device_events")
-    outside = (STAMPS if wanted == STAMPS else EVENTS) if wanted else None
+    outside = (str(wanted) if wanted in (EVENTS, STAMPS) else DEFAULT_OUTSIDE) if wanted else None
     return outside, bool(document.get("device_stamps"))

@@ -23,6 +23,7 @@ class EventSpans:
 
     def __init__(self, backend: Backend, give: Give) -> None:
         self.dropped = 0
+        self.shift_ns = 0  # device minus host, where times are to go on from another clock of the device
         self._backend = backend
         self._give = give
         self._pool: List[Any] = []
@@ -100,17 +101,22 @@ class EventSpans:
         if found is None:
             return None
         event = tried[found.device_ns]
-        return ClockPair(found.host_ns, self._place(event), found.error_ns)
+        return ClockPair(found.host_ns, self._place(event, found.host_ns), found.error_ns)
+
+    @property
+    def started(self) -> bool:
+        """Whether times run from somewhere already."""
+        return self._last is not None
 
     def anchor(self, event: Any, device_ns: int) -> None:
         """Have times run from ``event``, recorded just now, when another clock of the device stood at ``device_ns``."""
         self._anchor = (event, device_ns)
 
-    def _place(self, event: Any) -> int:
-        """The time of an event that is over."""
+    def _place(self, event: Any, host_ns: int) -> int:
+        """The time of an event that is over; of the first one, which the device passed at ``host_ns``, the host's."""
         if self._paired is None:
-            passed = 0
             if self._last is None:
+                passed = self._passed_ns = host_ns + self.shift_ns
                 self._last = self._held = event
             else:
                 passed = self._passed_ns + round(self._last.elapsed_time(event) * 1e6)

@@ -20,6 +20,7 @@ PAIR_EVERY_NS = 10_000_000_000
 PAIR_AGAIN_NS = 100_000_000
 MOST_CALLS = 4096
 SET_UP_NS = 20_000_000
+NEEDS_CUDA = "stamps need the CUDA driver"
 Write = Callable[[int, int, int, int, int], None]
 # A stamp that was launched in a capture: which graph, and which call of the point.
 Inside = Tuple[Graph, int]
@@ -48,6 +49,7 @@ class StampClock:
         self.ready = False
         self.ring: Optional[StampRing] = None
         self.pairs = 0
+        self.last_pair: Optional[ClockPair] = None
         self.error_ns: Optional[int] = None
         self._write, self._cycle, self._clock = write, cycle, clock
         self._backend, self._make_driver = backend, make_driver
@@ -66,7 +68,7 @@ class StampClock:
         if self.off or self.hooks.installed or graph_class is None:
             return
         if getattr(getattr(torch, "version", None), "hip", None):
-            self._end("graphs of ROCm take no stamps: they need the CUDA driver")
+            self._end(f"graphs of ROCm take no stamps: {NEEDS_CUDA}")
         else:
             self.hooks.install(graph_class)
 
@@ -83,7 +85,8 @@ class StampClock:
                 return False
             if self.ring is None:
                 if backend.name != "cuda" or backend.raw is None:
-                    self._end("this torch does not tell the current stream's handle")
+                    known = backend.name == "cuda"
+                    self._end("this torch does not tell the current stream's handle" if known else NEEDS_CUDA)
                     return False
                 self._raw = backend.raw
                 self.ring = StampRing(self._make_driver())
@@ -155,20 +158,27 @@ class StampClock:
 
     # -- outside graphs -------------------------------------------------------------------------------------------
 
-    def open_call(self, point: int) -> int:
-        """A single stamp before a call; its number, never 0. Raises what the driver raises."""
-        assert self.ring is not None
+    def open_call(self, point: int) -> Optional[int]:
+        """A single stamp before a call; its number, None where it failed."""
         number = self._number = self._number % 0xFFFFFFFF + 1
-        self.ring.stamp(self._raw(), point, 0, 0, number)
-        return number
+        return number if self._stamp_call(point, number) else None
 
     def close_call(self, point: int, number: int) -> None:
-        """The stamp after it. Raises what the driver raises."""
-        assert self.ring is not None
+        """The stamp after it."""
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()  # their rows were lapped
         self._calls[number] = (point, self._cycle())
-        self.ring.stamp(self._raw(), point | END, 0, 0, number)
+        self._stamp_call(point | END, number)
+
+    def _stamp_call(self, what: int, number: int) -> bool:
+        if self.off or self.ring is None:
+            return False
+        try:
+            self.ring.stamp(self._raw(), what, 0, 0, number)
+        except Exception as error:
+            self.stop(error)
+            return False
+        return True
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +214,7 @@ class StampClock:
         self._paired_ns = now + (PAIR_AGAIN_NS if found is None else PAIR_EVERY_NS)
         if found is not None:
             self.pairs += 1
+            self.last_pair = found
             self.error_ns = found.error_ns
             self._write(layout.KIND_CLOCK_PAIR, layout.POINT_NONE, *found)
         return found

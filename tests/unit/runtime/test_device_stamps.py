@@ -242,6 +242,31 @@ def test_calls_outside_graphs_by_stamps(monkeypatch: Any) -> None:
     assert [s.cycle - s.value for s in server.taken.spans(9)] == sorted({s.own_cycle for s in server.taken.spans(9)})
 
 
+def test_events_take_over_from_stamps_that_fail_on_the_same_clock(monkeypatch: Any) -> None:
+    server = Server(monkeypatch, outside="stamps", drift=10e-6)
+    server.begin()
+    call, wanted = server.taken.point(9), []
+
+    def calls() -> None:
+        for _ in range(20):
+            call(lambda: server.sim.kernel(100_000))
+            wanted.append(server.sim.default.free_at - 100_000)
+            server.sim.wait(7 * MS)
+            server.taken.turn()
+        server.settle()
+
+    calls()
+    monkeypatch.setattr(server.taken.clock.stamps.ring, "stamp", failing("gone"))  # type: ignore[union-attr]
+    call(lambda: server.sim.kernel(1))  # its marks are lost
+    calls()
+    assert server.taken.clock.describe()["outside_graphs"] == "events" and "gone" in server.report["reason"]
+    clock = device_clock(records_of(server.taken))
+    assert clock is not None and clock.error_ns is not None
+    found = clock.to_host(np.array([s.t0 for s in server.taken.spans(9)], np.int64))
+    assert len(found) == len(wanted)
+    assert np.abs(np.sort(found) - np.array(wanted)).max() < clock.error_ns + 12_000
+
+
 def test_a_graph_launched_by_somebody_else_is_left_out_and_named(server: Server) -> None:
     graph = server.capture(5_000)
     server.begin()
@@ -358,6 +383,21 @@ def test_without_a_compiler_both_reasons_are_said(monkeypatch: Any) -> None:
     server.sim.compiles = False
     server.capture(5_000)
     assert "JIT_COMPILER_NOT_FOUND" in server.report["reason"] and "triton is not imported" in server.report["reason"]
+
+
+@pytest.mark.parametrize("name", ["rocm", "npu", "xpu"])
+def test_events_stand_in_where_there_can_be_no_stamps(monkeypatch: Any, name: str) -> None:
+    sim = Sim()
+    monkeypatch.setitem(sys.modules, "torch", other_torch(sim, name))
+    taken = Taken(clock=sim.clock, outside="stamps", make_driver=sim.driver)
+    taken.arm()
+    call = taken.point(9)
+    for _ in range(3):
+        call(lambda: sim.kernel(8_000))
+        sim.wait()
+        taken.turn()
+    assert [s.length for s in taken.spans(9)] == pytest.approx([8_000] * len(taken.spans(9)), abs=300)
+    assert len(taken.spans(9)) >= 2 and "CUDA driver" in taken.clock.describe()["stamps"]["reason"]
 
 
 def test_rocm_is_told_that_graphs_take_no_stamps(monkeypatch: Any) -> None:
