@@ -4,8 +4,8 @@
 
 Before each call a matrix-vector product reads 128 MB; then one probed or original function (``probe_cost.prepare``:
 the real rewriting, swap and ring) is called once, drawn at random. The cost is the difference of the median wall times,
-with a bootstrap interval. Most of it is misses of the caches and the TLB, so it depends on the machine and on its load more
-than ``probe_cost.py`` does; its calls in place share a product among 20 and so find most things warm.
+with a bootstrap interval. Most of it is misses of the caches and the TLB, so it depends on the machine and on its load
+more than ``probe_cost.py`` does; its calls in place share a product among 20 and so find most things warm.
 """
 
 from __future__ import annotations
