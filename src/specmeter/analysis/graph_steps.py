@@ -8,30 +8,11 @@ import numpy as np
 
 from specmeter.analysis.device_join import Joined, Mask
 from specmeter.analysis.intervals import Ints
+from specmeter.trace.deep_repeats import split_repeats
 from specmeter.trace.plan import phase_of
 
+# What repeats with fewer kernels than this is no draft step.
 LEAST_KERNELS = 4
-
-
-def period_of(names: Ints) -> tuple[int, int, int] | None:
-    """(first kernel, kernels a repetition, repetitions) of what repeats in a sequence of names; None without a
-    repetition.
-
-    Of all periods the one whose repetitions hold most kernels wins, of equal ones the shortest: layers that repeat
-    within a step hold fewer than the steps do.
-    """
-    best: tuple[int, int, int, int] | None = None
-    for period in range(LEAST_KERNELS, len(names) // 2 + 1):
-        same = np.concatenate([[False], names[period:] == names[:-period], [False]])
-        edges = np.flatnonzero(np.diff(same.astype(np.int8)))
-        begins, lengths = edges[0::2], edges[1::2] - edges[0::2]
-        if not len(lengths):
-            continue
-        at = int(np.argmax(lengths))
-        repeats = int(lengths[at]) // period + 1
-        if repeats >= 2 and (best is None or repeats * period > best[0]):
-            best = (repeats * period, int(begins[at]), period, repeats)
-    return best[1:] if best is not None else None
 
 
 def graph_steps(joined: Joined, cycles: Mask) -> list[dict[str, Any]]:
@@ -61,13 +42,12 @@ def _steps(joined: Joined, name: str, replays: list[Ints]) -> list[dict[str, Any
         return []
     usual = max(set(lengths), key=lengths.count)
     same = [replay for replay in replays if len(replay) == usual]
-    found = period_of(joined.window.kernels["name"][same[0]])
-    if found is None:
+    blocks = split_repeats(joined.window.kernels["name"][same[0]])
+    if not blocks or blocks[0].stop - blocks[0].start < LEAST_KERNELS:
         return []
-    first, period, repeats = found
-    after = first + repeats * period
-    bounds = [*([0] if first else []), *range(first, after, period), *([after] if after < usual else [])]
-    numbers = [*([0] if first else []), *range(1, repeats + 1), *([None] if after < usual else [])]
+    first, after = blocks[0].start, blocks[-1].stop
+    bounds = [*([0] if first else []), *(block.start for block in blocks), *([after] if after < usual else [])]
+    numbers = [*([0] if first else []), *range(1, len(blocks) + 1), *([None] if after < usual else [])]
     begins = np.array([[joined.t0[replay[i]] for i in bounds] for replay in same])
     ends = np.array([joined.end[replay].max() for replay in same])
     means = np.diff(np.concatenate([begins, ends[:, None]], axis=1), axis=1).mean(axis=0) / 1e6

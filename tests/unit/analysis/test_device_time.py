@@ -17,7 +17,6 @@ from specmeter.analysis.device_document import cycle_groups, window_facts
 from specmeter.analysis.device_idle import attribute
 from specmeter.analysis.device_join import Joined, chosen_cycles, counted_gaps, join
 from specmeter.analysis.device_time import DeviceTime, PhaseTime, device_time
-from specmeter.analysis.graph_steps import period_of
 from specmeter.trace import Trace
 from specmeter.trace.deep_synthetic import Call, Kernel, copy_kernel
 from specmeter.trace.deep_window import DeepWindow
@@ -237,12 +236,6 @@ def test_steps_inside_a_fused_graph_are_told_by_what_repeats(tmp_path: Path) -> 
     found = facts(*recorded(tmp_path, [[call]] * 4))["draft_steps"]
     assert [(row["step"], row["kernels"]) for row in found] == [(0, 2), (1, 7), (2, 7), (3, 7), (None, 1)]
     assert [row["ms"] for row in found] == pytest.approx([0.002, 0.007, 0.014, 0.021, 0.0007])
-
-
-def test_layers_that_repeat_within_a_step_are_no_steps() -> None:
-    layer = [1, 2, 3, 4, 5]
-    assert period_of(np.array([9, *([*layer, *layer, 7] * 3), 8])) == (1, 11, 3)
-    assert period_of(np.arange(40)) is None
 
 
 def test_a_window_of_a_cpu_names_no_bound(tmp_path: Path) -> None:
