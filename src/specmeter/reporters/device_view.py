@@ -33,9 +33,8 @@ def device_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderable
         yield from _ranks(windows)
     found = document.get("verify_width")
     if found:
-        yield heading(
-            "Verify against a plain step" + (", operators of the host" if found["on_cpu"] else ", on the device")
-        )
+        place = "" if not found["classes"] else ", operators of the host" if found["on_cpu"] else ", on the device"
+        yield heading(f"Verify against a plain step{place}")
         yield remark(found["sentence"])
         if found["classes"]:
             yield from _width(found, width)
