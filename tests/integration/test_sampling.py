@@ -131,7 +131,7 @@ def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(p
 
 
 def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -> None:
-    words = ["profile", "--engine", "sglang", "--budget", "40", "--requests", "4", "--max-tokens", "300"]
+    words = ["profile", "--engine", "sglang", "--budget", "90", "--requests", "4", "--max-tokens", "300"]
     words += ["--link", "front", "--baseline", "none", "--out", "profiled", "--json"]
     with served(str(place / "front.py"), before=under(place, "front")) as (_server, port):
         words += ["--url", f"http://127.0.0.1:{port}"]
@@ -139,9 +139,9 @@ def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["result"]
     sampling = found["sampling"]
-    assert sampling["counter"] == "iteration" and sampling["budget_percent"] == 40.0 and sampling["endless"] == []
-    assert sampling["sampled"] > 0 and sampling["clean"] > 0
-    assert sampling["sampled"] + sampling["clean"] > 400
+    assert sampling["counter"] == "iteration" and sampling["budget_percent"] == 90.0 and sampling["endless"] == []
+    assert sampling["sampled"] > 0 and sampling["clean"] > 0, sampling
+    assert sampling["sampled"] + sampling["clean"] > 200
     assert 0.9 < found["cycle"]["count"] / (sampling["sampled"] + sampling["clean"]) <= 1, "all but stalls"
     assert abs(sampling["share_percent"] - sampling["permille"] / 10) < 8
     assert {row["name"] for row in found["phases"]} >= {"draft", "verify", "accept", "extend"}

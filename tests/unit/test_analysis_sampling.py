@@ -154,3 +154,33 @@ def test_share_keeps_its_words() -> None:
     share = assumed_share(1.0, "no cycle ran for 0.5 s")
     assert replace(share, permille=1).as_json()["cost"] is None
     assert share.why.startswith("4 % of the cycles are sampled") and "no cycle ran" in share.why
+
+
+def said(mean: float, clean: float | None, cycles: int = 200, sampled: int = 10, quiet: int = 120) -> dict[str, Any]:
+    points = {"cycles": cycles, "sampled": sampled, "mean_ns": mean, "clean": quiet, "clean_ns": clean}
+    return {"sampling": {"counter": "cycle", "endless": [], "points": points}}
+
+
+def test_the_cycle_points_own_cost_is_paid_first(tmp_path: Path) -> None:
+    """7 us in every clean cycle of 3.5 ms are 0.2 %; 100 us more are spent elsewhere for each sampled one."""
+    trace = sampled_run(tmp_path, 0.18, 500)
+    without, with_ = (
+        share_for(1.0, trace.main),
+        share_for(1.0, trace.main, (), [said(12_000, 7_000), {"sampling": None}]),
+    )
+    assert with_.point_percent == pytest.approx(0.2, rel=0.02)
+    assert without.cost is not None and with_.cost is not None
+    assert with_.cost.point - without.cost.point == pytest.approx(100 * (100 - CHANGE_NS / 1e3) / 3500, rel=0.02)
+    assert with_.permille == int(1000 * (1.0 - with_.point_percent) / with_.cost.high) < without.permille
+    found = facts(trace, with_, [said(12_000, 7_000)])
+    assert found["overall_percent"]["point"] == pytest.approx(0.2 + 0.5 * with_.cost.point, rel=0.03)
+
+
+def test_a_budget_below_the_cycle_points_cost_leaves_the_least_and_is_said(tmp_path: Path) -> None:
+    share = share_for(0.1, sampled_run(tmp_path, 0.18, 500).main, (), [said(12_000, 7_000)])
+    assert share.permille == LEAST and "cannot be kept" in share.why
+
+
+def test_without_quiet_cycles_all_of_the_points_time_counts_as_every_cycles(tmp_path: Path) -> None:
+    share = share_for(1.0, sampled_run(tmp_path, 0.18, 500).main, (), [said(12_000, None, quiet=3)])
+    assert share.point_percent == pytest.approx(100 * 12 / 3500, rel=0.02)

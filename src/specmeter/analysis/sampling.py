@@ -61,14 +61,14 @@ def point_cost(reports: Sequence[Mapping[str, Any]]) -> PointCost | None:
 
 
 def _point_cost(said: object) -> PointCost | None:
-    if not isinstance(said, Mapping) or not said.get("cycles"):
+    found = said.get("points") if isinstance(said, Mapping) else None
+    if not isinstance(found, Mapping) or found.get("mean_ns") is None:
         return None
-    spent, cycles = float(said["spent_ns"]), int(said["cycles"])
-    quiet, sampled = int(said["clean_cycles"]), int(said["sampled_cycles"])
-    if quiet < _QUIET_ENOUGH:
-        return PointCost(spent / cycles / 1e3, 0.0)
-    clean = float(said["clean_spent_ns"]) / quiet
-    return PointCost(clean / 1e3, max(0.0, (spent - cycles * clean) / max(sampled, 1) / 1e3))
+    mean, cycles = float(found["mean_ns"]), int(found["cycles"])
+    if int(found["clean"]) < _QUIET_ENOUGH:
+        return PointCost(mean / 1e3, 0.0)
+    clean = float(found["clean_ns"])
+    return PointCost(clean / 1e3, max(0.0, (mean - clean) * cycles / max(int(found["sampled"]), 1) / 1e3))
 
 
 def point_percent(rank: RankTrace, requests: Sequence[Request], reports: Sequence[Mapping[str, Any]]) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from _thread import RLock, get_ident
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from . import layout
 from .swap import Swap, nested_codes
@@ -16,6 +17,7 @@ MOST_WAITS = 3
 # After so many clean cycles nothing of a sampled one is left to do, as reading its device events.
 QUIET = 4
 WARM = 8
+KEPT = 4096
 ENGINE, RING = "iteration", "cycle"
 
 
@@ -30,6 +32,11 @@ def drawn(number: int, seed: int, permille: int) -> bool:
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
     return (z ^ z >> 31) % 1000 < permille
+
+
+def _mean(numbers: List[int]) -> Optional[float]:
+    kept = sorted(numbers)[: len(numbers) - (len(numbers) + 99) // 100]
+    return sum(kept) / len(kept) if kept else None
 
 
 class Mixer:
@@ -70,9 +77,7 @@ class Mixer:
         self._spent_at = spent()
         self._quiet = 0
         self._warm = WARM
-        self._sampled = 0
-        self._total = [0, 0]
-        self._clean = [0, 0]
+        self._took: Deque[Tuple[int, int, bool]] = deque(maxlen=KEPT)
         self._ended = False
         self._paused = False
         self._last: Optional[int] = None
@@ -131,11 +136,7 @@ class Mixer:
             "counter": by if any(self._drawn.values()) else None,
             "drawn_by": dict(self._drawn),
             "entered": {"in": self._entered[IN], "out": self._entered[OUT], "mixed": self._entered[MIXED]},
-            "sampled_cycles": self._sampled,
-            "cycles": self._total[1],
-            "spent_ns": self._total[0],
-            "clean_cycles": self._clean[1],
-            "clean_spent_ns": self._clean[0],
+            "points": self._points(),
             "endless": sorted(self._endless),
         }
 
@@ -146,11 +147,23 @@ class Mixer:
         if self._warm:
             self._warm -= 1  # the first ones make the ring, lanes and a report
             return
-        self._sampled += self._now == IN
         self._quiet = self._quiet + 1 if self._now == OUT else 0
-        for sums in (self._total, self._clean) if self._quiet > QUIET else (self._total,):
-            sums[0] += took
-            sums[1] += 1
+        self._took.append((took, self._now, self._quiet > QUIET))
+
+    def _points(self) -> Dict[str, Any]:
+        """What cycle points took themselves in the last cycles, ns: means without the longest hundredth.
+
+        The operating system may have taken the processor away in one of those.
+        """
+        took = list(self._took)
+        clean = [ns for ns, _state, quiet in took if quiet]
+        return {
+            "cycles": len(took),
+            "sampled": sum(state == IN for _ns, state, _quiet in took),
+            "mean_ns": _mean([ns for ns, _state, _quiet in took]),
+            "clean": len(clean),
+            "clean_ns": _mean(clean),
+        }
 
     # -- the draw -------------------------------------------------------------------------------------------------
 

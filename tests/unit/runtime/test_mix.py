@@ -245,3 +245,16 @@ def test_new_functions_follow_after_renew(permille: int) -> None:
     for number in range(1, 100):
         state = rank.run(number)
         assert all((place.functions[0].__code__ is place.probed) == (state == IN) for place in places)
+
+
+def test_the_points_own_time_is_told_apart_and_a_stall_is_left_out() -> None:
+    rank = Rank(3, 50, 0)
+    clock = [0]
+    rank.mixer._spent = lambda: clock[0]
+    for number in range(2_000):
+        before = rank.state
+        rank.run(number)
+        clock[0] += 3_000_000 if number == 700 else 9_000 if rank.state == IN or before == IN else 2_000
+    found = rank.mixer.describe()["points"]
+    assert found["cycles"] > 1_900 and 60 < found["sampled"] < 140
+    assert found["clean_ns"] == 2_000 and 2_300 < found["mean_ns"] < 3_000
