@@ -9,6 +9,7 @@ numbers are those of NVIDIA's CUDA driver API manual.
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any, Dict, Sequence
 
 from . import device_ptx
@@ -39,7 +40,6 @@ _SIGNATURES: Dict[str, Sequence[Any]] = {
     "cuEventRecord": (_P, _P),
     "cuEventQuery": (_P,),
     "cuThreadExchangeStreamCaptureMode": (_P,),
-    "cuLaunchKernel": (_P, _U32, _U32, _U32, _U32, _U32, _U32, _U32, _P, _P, _P),
 }
 
 
@@ -58,21 +58,30 @@ class HostMemory:
 class Kernel:
     """One kernel of one thread; its parameters lie ready, so that a launch only writes numbers into them.
 
-    Not for two threads at once: ctypes lets go of the interpreter while the driver reads the parameters.
+    Not for two threads at once: ctypes lets go of the interpreter while the driver reads the parameters. Without
+    argument types a call of eleven arguments costs a third, so each is what C takes as it is: ints that fit an int,
+    and pointers made before.
     """
 
     def __init__(self, driver: Driver, function: Any, sizes: Sequence[int]) -> None:
-        self._values = [_U64() if size == 8 else _U32() for size in sizes]
-        self._pointers = (_P * len(sizes))(*[ctypes.addressof(value) for value in self._values])
+        layout = struct.Struct("<" + "".join("Q" if size == 8 else "I" for size in sizes))
+        self._buffer = (ctypes.c_ubyte * layout.size)()
+        start = ctypes.addressof(self._buffer)
+        places = [start + sum(sizes[:index]) for index in range(len(sizes))]
+        self._pointers = (_P * len(sizes))(*places)
+        self._pack = layout.pack_into
         self._function = function
-        self._launch = driver.lib.cuLaunchKernel
+        self._streams: Dict[int, Any] = {}
+        self._launch = driver.lib["cuLaunchKernel"]  # another object than the attribute, which has argument types
         self._check = driver.check
 
     def __call__(self, stream: int, *numbers: int) -> None:
         """Launch on the stream with that handle. Raises DriverError."""
-        for value, number in zip(self._values, numbers):  # noqa: B905 (3.9)
-            value.value = number
-        code = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, stream, self._pointers, None)
+        self._pack(self._buffer, 0, *numbers)
+        handle = self._streams.get(stream)
+        if handle is None:
+            handle = self._streams[stream] = _P(stream)
+        code = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, handle, self._pointers, None)
         if code:
             self._check(code, "cuLaunchKernel")
 

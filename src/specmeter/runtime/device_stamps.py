@@ -63,13 +63,14 @@ class StampRing:
             self._size = rows * ROW.size
             self.stream = driver.stream()
             self._base = driver.memory(_ROWS_AT + self._size)
+            self._places = (self._base + _COUNTER, self._base + _ROWS_AT)
             driver.clear(self._base, _ROWS_AT + self._size, self.stream)
             self._host = driver.host_memory(_U64.size * 3 + self._size)
             self._copied = driver.event()
             driver.kernel(module, device_ptx.TICKS)(self.stream, self._base + _TICKS)
             # The driver loads a kernel when it is first launched, which it may not inside a capture.
             self._ask()
-            self._stamp(self.stream, self._base + _COUNTER, self._base + _ROWS_AT, 0, self._mask, 0, END, 0)
+            self._stamp(self.stream, *self._places, 0, self._mask, 0, END, 0)
         self._made = False
         self._next: Optional[int] = 1
         self._lock = allocate_lock()
@@ -77,11 +78,9 @@ class StampRing:
     def stamp(self, stream: int, what: int, key: int, ordinal: int, number: int = 0) -> None:
         """Launch a stamp on the stream with that handle: a graph's row while it is captured, else a single row."""
         replays = self._base + _REPLAYS + 4 * key if key else 0
+        counter, rows = self._places
         with self._lock:
-            self._stamp(
-                stream, self._base + _COUNTER, self._base + _ROWS_AT, replays, self._mask, number, what,
-                key << 12 | ordinal,
-            )  # fmt: skip
+            self._stamp(stream, counter, rows, replays, self._mask, number, what, key << 12 | ordinal)
 
     def ready(self) -> bool:
         """Whether the ring is empty and can be used: a stamp before that would be wiped out, or worse."""
