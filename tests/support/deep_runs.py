@@ -24,6 +24,7 @@ POINTS = (
     ("wait.copy", "wait", "none"),
     ("kv.meta", "leaf", "none"),
     ("target", "span", "none"),
+    ("kv.schedule", "overlapped", "none"),
 )
 NAMES = {name: i + 1 for i, (name, _, _) in enumerate(POINTS)}
 VALUES = ("batch", "steps", "drafted", "accepted")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specmeter.analysis.device_document import kernels_of
 from specmeter.analysis.device_join import Joined, Mask
-from specmeter.analysis.intervals import Ints, covered, union
+from specmeter.analysis.intervals import Ints, covered, spans_of, union
 from specmeter.analysis.kernel_classes import PROBE
 from specmeter.analysis.seams import busy_ns
 from specmeter.analysis.stats import Interval
@@ -46,20 +46,25 @@ def span_agreement(ring: Ring, joined: Joined, cycles: Mask) -> list[dict[str, A
     Of each cycle the span from a point's first begin to its last end is compared: ours from its records, the profiler's
     from the first kernel's begin to the last one's end. ``percent`` is the median of ours / profiler's - 1 with its
     interval over cycles, ``within`` whether the median lies within AIM_SPAN_PERCENT. ``ring`` is the process's own.
+    Rows named ``POINT (graph)`` compare the graph that the point replayed, by its first and last node's stamps.
     """
-    ours, theirs = _stamped(ring, joined, cycles), _profiled(joined, cycles)
-    rows = []
-    for name in sorted({joined.index.names[joined.index.name_of[key % _IDS]] for key in ours}):
-        keys = [k for k in ours if k in theirs and joined.index.names[joined.index.name_of[k % _IDS]] == name]
-        pairs = [(ours[k], theirs[k]) for k in sorted(keys) if theirs[k] > 0]
+    rows = _agreed(_stamped(ring, joined, cycles, False), _profiled(joined, cycles, False), joined, "")
+    return rows + _agreed(_stamped(ring, joined, cycles, True), _profiled(joined, cycles, True), joined, " (graph)")
+
+
+def _agreed(ours: dict[int, int], theirs: dict[int, int], joined: Joined, mark: str) -> list[dict[str, Any]]:
+    names = {key: joined.index.names[joined.index.name_of[key % _IDS]] for key in ours if key % _IDS}
+    rows: list[dict[str, Any]] = []
+    for name in sorted(set(names.values())):
+        pairs = [(ours[k], theirs[k]) for k in sorted(names) if names[k] == name and theirs.get(k, 0) > 0]
         if not pairs:
-            rows.append({"point": name, "cycles": 0, "reason": "no cycle has both"})
+            rows.append({"point": name + mark, "cycles": 0, "reason": "no cycle has both"})
             continue
         a, b = np.array(pairs, float).T
         found = median_interval(100 * (a / b - 1), "call")
         rows.append(
             {
-                "point": name, "cycles": len(pairs), "ours_ms": float(np.median(a)) / 1e6,
+                "point": name + mark, "cycles": len(pairs), "ours_ms": float(np.median(a)) / 1e6,
                 "profiler_ms": float(np.median(b)) / 1e6, "percent": found.as_json(),
                 "within": abs(found.point) <= AIM_SPAN_PERCENT,
             }
@@ -67,26 +72,25 @@ def span_agreement(ring: Ring, joined: Joined, cycles: Mask) -> list[dict[str, A
     return rows
 
 
-def _stamped(ring: Ring, joined: Joined, cycles: Mask) -> dict[int, int]:
+def _stamped(ring: Ring, joined: Joined, cycles: Mask, graphs: bool) -> dict[int, int]:
     """ns from first begin to last end of a site's device spans in a cycle, by cycle row * _IDS + point id."""
-    row, point, begin, end = device_calls(ring, joined.index, joined.rank.cycles.t0_ns)
+    row, point, begin, end = device_calls(ring, joined.index, joined.rank.cycles.t0_ns, graphs)
     keep = cycles[row]
     return _lengths(row[keep] * _IDS + point[keep], begin[keep], end[keep])
 
 
-def _profiled(joined: Joined, cycles: Mask) -> dict[int, int]:
+def _profiled(joined: Joined, cycles: Mask, graphs: bool) -> dict[int, int]:
     at = kernels_of(joined, cycles)
     at = at[(joined.name[at] >= 0) & (joined.kind[at] != PROBE)]
+    if graphs:
+        at = at[joined.window.kernels["graph_launch"][at]]
     key = joined.cycle[at] * _IDS + joined.window.kernels["point"][at]
     return _lengths(key, joined.t0[at], joined.end[at])
 
 
 def _lengths(key: Ints, begin: Ints, end: Ints) -> dict[int, int]:
     keys, where = np.unique(key, return_inverse=True)
-    first = np.full(len(keys), np.iinfo(np.int64).max)
-    last = np.full(len(keys), np.iinfo(np.int64).min)
-    np.minimum.at(first, where, begin)
-    np.maximum.at(last, where, end)
+    first, last = spans_of(begin, end, where, len(keys))
     return dict(zip(keys.tolist(), (last - first).tolist(), strict=True))
 
 

@@ -21,7 +21,7 @@ from specmeter.analysis.kernel_classes import Patterns, classes_of, mark_lm_head
 from specmeter.trace.build import RankTrace, SpanColumns, Trace
 from specmeter.trace.cycles import DECODE, KEPT, OUTSIDE, cycle_at
 from specmeter.trace.deep import DeepWindow
-from specmeter.trace.plan import LEAF, WAIT, PlanIndex
+from specmeter.trace.plan import LEAF, OVERLAPPED, WAIT, PlanIndex
 
 Mask = NDArray[np.bool_]
 NOWHERE = -1
@@ -67,9 +67,9 @@ class Joined:
 
     @property
     def leaf(self) -> Mask:
-        """Which kernels a named leaf phase launched."""
+        """Which kernels a named leaf phase launched; on the device also one that the host runs beside the cycle."""
         roles = np.array([*self.index.roles, 255])
-        found: Mask = np.isin(roles[self.name], (LEAF, WAIT))
+        found: Mask = np.isin(roles[self.name], (LEAF, WAIT, OVERLAPPED))
         return found
 
 

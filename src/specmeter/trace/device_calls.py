@@ -13,22 +13,23 @@ from specmeter.trace.ring import Ring
 Ints = NDArray[np.int64]
 
 
-def device_calls(ring: Ring, index: PlanIndex, starts: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def device_calls(ring: Ring, index: PlanIndex, starts: Ints, graphs: bool = False) -> tuple[Ints, Ints, Ints, Ints]:
     """Cycle row, point id, begin and end (ns of the device's clock) of each device span.
 
-    ``starts`` are the begins of the rank's cycles on the host's clock. Spans of cycles that the ring no longer holds
-    are left out.
+    With ``graphs`` of each replay of a captured graph instead, from its first node to its last. ``starts`` are the
+    begins of the rank's cycles on the host's clock. Spans of cycles that the ring no longer holds are left out.
     """
     records = ring.records
-    spans = records[records["kind"] == layout.KIND_DEVICE_SPAN]
+    spans = records[records["kind"] == (layout.KIND_GRAPH_SPAN if graphs else layout.KIND_DEVICE_SPAN)]
     host = records[(records["kind"] == layout.KIND_HOST_SPAN) & (index.role_of[records["point"]] == CYCLE)]
     if not len(spans) or not len(host):
         none = np.zeros(0, np.int64)
         return none, none, none, none
     numbers, first = np.unique(host["cycle"].astype(np.int64), return_index=True)
     rows = cycle_at(starts, host["t0"][first])
-    # A device span was written ``value`` cycles after its own.
-    own = spans["cycle"].astype(np.int64) - spans["value"]
+    # A span was written so many cycles after its own.
+    lag = spans["value"] & ((1 << layout.GRAPH_KEY_SHIFT) - 1) if graphs else spans["value"]
+    own = spans["cycle"].astype(np.int64) - lag
     at = np.minimum(np.searchsorted(numbers, own), len(numbers) - 1)
     row = np.where(numbers[at] == own, rows[at], -1)
     keep = row >= 0

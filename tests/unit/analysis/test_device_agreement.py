@@ -23,7 +23,7 @@ from specmeter.trace.synthetic import make_records, write_ring
 from tests.support.deep_runs import BEGIN, PLAN, host_rows, on
 
 CYCLE = [
-    Call(on("verify.forward"), (Kernel("nvjet", 100_000), Kernel("rms_norm", 20_000)), host_ns=30_000),
+    Call(on("verify.forward"), (Kernel("nvjet", 100_000), Kernel("rms_norm", 20_000)), host_ns=30_000, graph=True),
     Call(on("accept.sample"), (Kernel("argmax", 7000),), host_ns=4000),
     Call(on("wait.copy"), sync="cudaEventSynchronize"),
 ]
@@ -44,6 +44,9 @@ def made(folder: Path, stretch: float = 1.0, late: int = 2) -> tuple[Joined, Rin
             begin, length = int(kernels["t0_ns"][mine].min()), int(end[mine].max() - kernels["t0_ns"][mine].min())
             t0 = begin - ZERO
             rows.append((t0, t0 + round(length * stretch), number + late, point, layout.KIND_DEVICE_SPAN, 0, late))
+            if point == on("verify.forward"):
+                value = 5 << layout.GRAPH_KEY_SHIFT | late
+                rows.append((t0, t0 + 2 * length, number + late, point, layout.KIND_GRAPH_SPAN, 0, value))
     ring = write_ring(folder / "1-1.ring", make_records(rows), rank=0)  # type: ignore[arg-type]
     joined = join(load_rings([ring], PLAN), window)
     assert joined is not None
@@ -55,7 +58,11 @@ def test_equal_spans_agree(tmp_path: Path) -> None:
     rows = {row["point"]: row for row in span_agreement(ring, joined, cycles)}
     verify = rows["verify.forward"]
     assert verify["cycles"] == 12 and verify["within"] and verify["percent"]["point"] == pytest.approx(0)
-    assert verify["profiler_ms"] == pytest.approx(0.120) and set(rows) == {"verify.forward", "accept.sample"}
+    assert verify["profiler_ms"] == pytest.approx(0.120) and set(rows) == {
+        "verify.forward", "accept.sample", "verify.forward (graph)"
+    }  # fmt: skip
+    # The graph's own stamps were made twice as long.
+    assert rows["verify.forward (graph)"]["percent"]["point"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(("stretch", "within"), [(1.05, False), (1.015, True), (0.9, False)])

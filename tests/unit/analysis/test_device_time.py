@@ -177,7 +177,8 @@ def test_idle_time_goes_to_the_points_by_time_and_to_what_comes_next(tmp_path: P
 
 def test_kernels_outside_of_leaves_lower_the_coverage(tmp_path: Path) -> None:
     cycle = [
-        Call(on("verify.forward"), (Kernel(GEMM, 7000),)),
+        Call(on("verify.forward"), (Kernel(GEMM, 5000),)),
+        Call(on("kv.schedule"), (Kernel("alloc_decode_kernel", 2000),)),
         Call(on("target"), (Kernel("act_and_mul", 2000),)),
         Call(-1, (Kernel("nobody", 1000),)),
     ]
