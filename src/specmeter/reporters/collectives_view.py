@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import MIDDLE, NARROW, heading, make_table, remark
@@ -19,28 +18,46 @@ def collectives_parts(document: Mapping[str, Any], width: int) -> Iterator[Rende
     found = document.get("collectives")
     if not found or not found["phases"]:
         return
-    yield heading(f"Communication (deep window, {found['cycles']} cycles on every rank)")
+    yield heading(title_of(found))
     for sentence in found["sentences"]:
         yield remark(sentence)
-    yield remark("of busy: of the device's busy time in the phase; alone: while the device did nothing else")
-    yield _phases(found["phases"], width)
-    yield _kinds(found["kinds"], width)
+    yield remark(MEANING)
+    for columns, rows in (phase_rows(found, width), kind_rows(found, width), rank_rows(found, width)):
+        table = make_table(columns)
+        for row in rows:
+            table.add_row(*row)
+        if rows:
+            yield table
+    for line in notes_of(found):
+        yield remark(line)
+
+
+MEANING = "of busy: of the device's busy time in the phase; alone: while the device did nothing else"
+Rows = tuple[list[str], list[list[str]]]
+
+
+def title_of(found: Mapping[str, Any]) -> str:
+    """What the section is over."""
+    return f"Communication (deep window, {found['cycles']} cycles on every rank)"
+
+
+def notes_of(found: Mapping[str, Any]) -> Iterator[str]:
+    """Arrivals by phase, what was left out, and the sentences of other settings' windows."""
     if len(found["ranks"]) > 1:
-        yield _ranks(found["ranks"], width)
         yield from _skews(found["phases"])
-    for note in found["notes"]:
-        yield remark(note)
+    yield from found["notes"]
     for other in found.get("others") or []:
         for sentence in other["sentences"]:
-            yield remark(f"{inert(other['setting'], 60)}: {sentence}")
+            yield f"{inert(other['setting'], 60)}: {sentence}"
 
 
-def _phases(rows: list[Mapping[str, Any]], width: int) -> Table:
+def phase_rows(found: Mapping[str, Any], width: int) -> Rows:
+    """A row for each phase: a mean cycle's calls and ms."""
     shown = ["ms", "waiting", "of busy"]
     shown = ["calls", "ms", "transfer", "waiting", "of busy"] if width >= NARROW else shown
     shown += ["alone"] if width >= MIDDLE else []
-    table = make_table(["phase", *shown])
-    for row in rows:
+    rows = []
+    for row in found["phases"]:
         cells = {
             "calls": f"{row['count']:.1f}",
             "ms": number(row["ms"]["point"]),
@@ -49,16 +66,17 @@ def _phases(rows: list[Mapping[str, Any]], width: int) -> Table:
             "of busy": f"{row['percent']:.1f} %",
             "alone": number(row["exposed_ms"]),
         }
-        table.add_row(inert(row["phase"], 20), *(cells[name] for name in shown))
-    return table
+        rows.append([inert(row["phase"], 20), *(cells[name] for name in shown)])
+    return ["phase", *shown], rows
 
 
-def _kinds(rows: list[Mapping[str, Any]], width: int) -> Table:
+def kind_rows(found: Mapping[str, Any], width: int) -> Rows:
+    """A row for each phase, operation and backend: the mean of one collective."""
     shown = ["us each", "waiting"]
     shown = ["calls", "us each", "transfer", "waiting"] if width >= NARROW else shown
     shown += ["bytes", "GB/s"] if width >= MIDDLE else []
-    table = make_table(["collective", *shown])
-    for row in rows:
+    rows = []
+    for row in found["kinds"]:
         cells = {
             "calls": f"{row['count']:.1f}",
             "us each": number(row["us"], 1),
@@ -68,23 +86,25 @@ def _kinds(rows: list[Mapping[str, Any]], width: int) -> Table:
             "GB/s": number(row["gb_s"], 1),
         }
         name = f"{inert(row['phase'], 20)} {inert(row['operation'], 30)}, {inert(row['backend'], 40)}"
-        table.add_row(name, *(cells[name] for name in shown))
-    return table
+        rows.append([name, *(cells[name] for name in shown)])
+    return ["collective", *shown], rows
 
 
-def _ranks(rows: list[Mapping[str, Any]], width: int) -> Table:
-    table = make_table(["rank", "collectives, ms" if width >= NARROW else "ms", "waiting", "last"])
-    shown = telling(rows, "waiting_ms")
+def rank_rows(found: Mapping[str, Any], width: int) -> Rows:
+    """A row for each rank, or for the telling ones of many: ms a cycle, how often it came last; none for one rank."""
+    every = found["ranks"] if len(found["ranks"]) > 1 else []
+    shown = telling(every, "waiting_ms")
+    rows = []
     for row in shown:
         host = f" on {inert(row['host'], 20)}" if width >= NARROW else ""
         share = MISSING if row["last_percent"] is None else f"{row['last_percent']:.0f} %"
-        table.add_row(f"{row['rank']}{host}", number(row["ms"]), number(row["waiting_ms"]), share)
-    if len(shown) < len(rows):
-        table.add_row(f"and {len(rows) - len(shown)} more", "", "", "")
-    return table
+        rows.append([f"{row['rank']}{host}", number(row["ms"]), number(row["waiting_ms"]), share])
+    if len(shown) < len(every):
+        rows.append([f"and {len(every) - len(shown)} more", "", "", ""])
+    return ["rank", "collectives, ms" if width >= NARROW else "ms", "waiting", "last"], rows
 
 
-def _skews(rows: list[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _skews(rows: list[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         skew, late = row["skew_us"], row["straggler"]
         if not skew:
@@ -96,4 +116,4 @@ def _skews(rows: list[Mapping[str, Any]]) -> Iterator[RenderableType]:
             text += " after the others"
         if row["waiting_ms"]:
             text += f"; waiting {number(row['waiting_ms']['point'])} ms{plus_minus(row['waiting_ms'])}"
-        yield remark(text)
+        yield text

@@ -22,6 +22,12 @@ def ranks_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         return
     yield heading("Ranks (mean ms a cycle)")
     yield _rank_table(document, width)
+    for line in rank_lines(document):
+        yield remark(line)
+
+
+def rank_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Who is waited for, how far apart the ranks come, how their clocks were joined, and what is missing."""
     yield from _straggler(document)
     yield from _skew(document.get("rank_skew"))
 
@@ -56,10 +62,10 @@ def _rank_table(document: Mapping[str, Any], width: int) -> Table:
     return table
 
 
-def _straggler(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _straggler(document: Mapping[str, Any]) -> Iterator[str]:
     found = document.get("straggler")
     if found is not None:
-        yield remark(
+        yield (
             f"Rank {found['rank']} is the straggler: {number(found['own_ms'])} ms of own work a cycle against "
             f"{number(found['others_own_ms'])} of the others, which wait for it in the collectives."
         )
@@ -68,21 +74,21 @@ def _straggler(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         for row in document.get("phase_stragglers") or []
     ]
     if behind:
-        yield remark(f"Longest by phase, ms on the host's clock: {', '.join(behind)}.")
+        yield f"Longest by phase, ms on the host's clock: {', '.join(behind)}."
 
 
-def _skew(found: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+def _skew(found: Mapping[str, Any] | None) -> Iterator[str]:
     if not found:
         return
     if found["cycle_p50_ms"] is not None:
-        yield remark(
+        yield (
             f"The ranks begin a cycle {number(found['cycle_p50_ms'])} ms apart (p50), {number(found['cycle_p95_ms'])} "
             f"(p95), over {found['cycles']} cycles."
         )
     for row in found["arrivals"]:
         share = max(row["last_percent"], default=0.0)
         late = found["ranks"][row["last_percent"].index(share)][1] if row["last_percent"] else "?"
-        yield remark(
+        yield (
             f"{inert(row['name'], 40)}: {row['calls']:.1f} calls a cycle, ranks come {number(row['skew_p50_ms'])} ms "
             f"apart (p50), {number(row['skew_p95_ms'])} (p95); {number(row['transfer_ms'])} ms a cycle transfer, "
             f"{number(row['waiting_ms'])} waiting for the last rank, which is rank {late} in {share:.0f} %"
@@ -93,6 +99,5 @@ def _skew(found: Mapping[str, Any] | None) -> Iterator[RenderableType]:
             continue
         said.add(clock["host"])
         bound = "" if clock["error_ns"] is None else f", off by at most {clock['error_ns'] / 1e3:.1f} us"
-        yield remark(f"Clock of {inert(clock['host'], 40)}: joined by {inert(clock['source'], 20)}{bound}.")
-    for note in found["notes"]:
-        yield remark(note)
+        yield f"Clock of {inert(clock['host'], 40)}: joined by {inert(clock['source'], 20)}{bound}."
+    yield from found["notes"]

@@ -11,6 +11,7 @@ from specmeter.reporters.html import acceptance_charts, cycle_charts, timeline
 from specmeter.reporters.html.device_section import device_sections
 from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase_times
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
+from specmeter.reporters.html.ranks_section import collective_sections, rank_parts
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import (
     accept_range,
@@ -42,6 +43,7 @@ def profile_sections(run: Run, prefix: str = "") -> list[Section]:
     return [
         _cycle(run, document, prefix),
         *device_sections(document, prefix),
+        *collective_sections(document, prefix),
         _timeline(run, ranks, prefix),
         _spread(lead, phases, prefix),
         _acceptance(run, document, lead, prefix),
@@ -286,22 +288,4 @@ def _sure(document: Document, ranks: Sequence[Cycles], prefix: str) -> Section:
     if document["refused"]:
         rows = [(r.get("name", "?"), r.get("reason", "")) for r in document["refused"]]
         section.add(table(("not placed", "why"), rows, "Points that were not measured", (0, 1)))
-    return section.add(*_rank_parts(document, ranks))
-
-
-def _rank_parts(document: Document, ranks: Sequence[Cycles]) -> list[str]:
-    parts = []
-    numbers = [r.rank.rank for r in ranks if r.rank.rank >= 0]
-    missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
-    if missing:
-        names = ", ".join(str(n) for n in missing)
-        parts.append(paragraph(f"Rank {names} left no record: its part of the work is not in this report.", "note"))
-    if document["ranks"]:
-        phases = [row["name"] for row in document["phases"]]
-        rows = [
-            (f"rank {r['rank']} on {r['host']}", r["cycles"], number(r["cycle_ms"]),
-             *(number(r["phases_ms"].get(p, 0.0)) for p in phases))
-            for r in document["ranks"]
-        ]  # fmt: skip
-        parts.append(table(("rank", "cycles", "cycle", *phases), rows, "Ranks, mean ms a cycle"))
-    return parts
+    return section.add(*rank_parts(document, ranks))
