@@ -53,7 +53,8 @@ def in_ms(interval: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _part(name: str) -> str:
     """The phase of a point, ``glue`` for what a cycle runs outside of its other points, or the head of its own name."""
     head = name.split(".", 1)[0]
-    return "glue" if head == "cycle" else head if phase_of(name) == "other" else phase_of(name)
+    known = {"cycle": "glue", "wiring": "prefill"}  # that mark lies in a function that a prefill runs
+    return known.get(head, head if phase_of(name) == "other" else phase_of(name))
 
 
 def _top(window: DeepWindow, index: PlanIndex) -> list[dict[str, Any]]:
