@@ -74,6 +74,15 @@ def test_hosts_an_hour_apart_without_collectives_keep_the_calendar_and_claim_no_
     assert "too few" in unknown.note
 
 
+def test_the_bound_covers_a_host_on_which_collectives_always_end_late() -> None:
+    """Nothing tells late ends from a clock that is behind, so the line is wrong by them, and the bound must say so."""
+    seen = world(6, 500, 77_777, 10e-6)
+    late = 15_000 * np.array([0, 0, 1, 1])
+    found = fit_clocks(RANKS, seen.begin, seen.end + late, CLOCKS)[2]
+    wrong = np.abs(found.onto(seen.begin[:, 2]) - seen.true_begin[:, 2]).max()
+    assert found.error_ns is not None and 10_000 < wrong <= found.error_ns
+
+
 def test_a_rate_that_changes_is_reported_and_no_bound_given() -> None:
     seen = world(3, 400, 0, 0.0)
     jump = np.where(np.arange(400) < 200, 0, 5_000_000)[:, None] * np.array([0, 0, 1, 1])
