@@ -26,7 +26,7 @@ from specmeter.analysis.sampling import Share
 from specmeter.analysis.stats import paired_ratio
 from specmeter.bench.budget import share_for
 from specmeter.commands.model_folders import embedded_models
-from specmeter.control import Link, Sampling, arm, disarm, launch_env, wait_for_processes
+from specmeter.control import Link, Sampling, arm, disarm, launch_env, mix, wait_for_processes
 from specmeter.control.prepare import prepare_link
 from specmeter.trace import load_link
 
@@ -96,13 +96,14 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def window(process: subprocess.Popen[str], link: Link, budget: float) -> tuple[Share, float]:
-    """Half of the cycles probed, for eight requests."""
-    arm(link, sampling=Sampling(SEED, 500))
-    for _ in range(8):
+    """A quarter of the cycles probed, for sixteen requests."""
+    arm(link, sampling=Sampling(SEED, 250))
+    for _ in range(16):
         ask(process)
+    reports = [found.report for found in mix(link, SEED, 250).done]  # asking again has them written
     rank = load_link(link.path).main
     disarm(link)
-    return share_for(budget, rank), rank.change_us
+    return share_for(budget, rank, (), reports), rank.change_us
 
 
 def blocks(process: subprocess.Popen[str], link: Link, share: Share, count: int) -> list[dict[str, float]]:

@@ -181,6 +181,14 @@ def test_a_budget_below_the_cycle_points_cost_leaves_the_least_and_is_said(tmp_p
     assert share.permille == LEAST and "cannot be kept" in share.why
 
 
+def test_stamps_in_graphs_are_inside_the_budget(tmp_path: Path) -> None:
+    trace = sampled_run(tmp_path, 0.18, 500)
+    stamped = {"device_events": {"stamps_cost": {"percent": 0.3, "upper_percent": 0.5}}}
+    share = share_for(1.0, trace.main, (), [said(12_000, 7_000), stamped])
+    assert share.cost is not None and share.point_percent is not None and "stamps in graphs 0.5 %" in share.why
+    assert share.permille == int(1000 * (0.5 - share.point_percent) / share.cost.high)
+
+
 def test_without_quiet_cycles_all_of_the_points_time_counts_as_every_cycles(tmp_path: Path) -> None:
     share = share_for(1.0, sampled_run(tmp_path, 0.18, 500).main, (), [said(12_000, None, quiet=3)])
     assert share.point_percent == pytest.approx(100 * 12 / 3500, rel=0.02)

@@ -119,7 +119,7 @@ def sampling_facts(
     total = int(np.count_nonzero(usable)) + partly
     cost, base = sample_cost(rank, requests, reports), point_percent(rank, requests, reports)
     part = entered / total if total else 0.0
-    every = base or 0.0
+    every = (base or 0.0) + (stamps_percent(reports) or 0.0)
     overall = None if cost is None else replace(
         cost, low=every + cost.low * part, point=every + cost.point * part, high=every + cost.high * part,
         method=f"{cost.method}, times the share of sampled cycles, and the cycle point's own time",
@@ -167,6 +167,14 @@ def _told(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "counter": kinds[0] if len(kinds) == 1 else ("differs between processes" if kinds else None),
         "endless": sorted({str(name) for each in said for name in each.get("endless") or ()}),
     }
+
+
+def stamps_percent(reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """What stamps in graphs cost every cycle, percent, at its upper end where there is one; None: not measured."""
+    found = _stamps(reports)
+    upper = found["upper_percent"]
+    percent: float | None = upper if isinstance(upper, int | float) else found["percent"]
+    return None if percent is None else max(0.0, percent)
 
 
 def _stamps(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

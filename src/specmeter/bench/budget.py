@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specmeter.analysis.sampling import Share, point_percent, sample_cost
+from specmeter.analysis.sampling import Share, point_percent, sample_cost, stamps_percent
 from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved
@@ -70,20 +70,22 @@ def share_for(
 ) -> Share:
     """The share that keeps the cost measured in ``rank``'s cycles inside the budget.
 
-    It is what the budget leaves when the cycle point's own cost is paid, over the upper end of a sampled cycle's cost.
+    It is what the budget leaves when the cycle point's own cost, and that of stamps in graphs, is paid, over the upper
+    end of a sampled cycle's cost.
     ``reports`` are the processes' own, as of the end of the measurement. Assumed where fewer than 10 cycles a side ran.
     """
     cost = sample_cost(rank, requests, reports)
     if cost is None or not math.isfinite(cost.high):
         return assumed_share(budget_percent, "too few cycles ran while it was to be measured")
-    base = point_percent(rank, requests, reports)
-    left = budget_percent - (base or 0.0)
+    base, stamps = point_percent(rank, requests, reports), stamps_percent(reports)
+    left = budget_percent - (base or 0.0) - (stamps or 0.0)
     permille = permille_for(left, cost.high) if left > 0 else LEAST
     why = (
         f"{permille / 10:g} % of the cycles are sampled, within a budget of {budget_percent:g} %: "
         f"a sampled cycle costs {cost.point:.2g} % (at most {cost.high:.2g} %)"
     )
     why += f", the cycle point alone {base:.2g} % of every cycle" if base is not None else ""
+    why += f", stamps in graphs {stamps:.2g} %" if stamps is not None else ""
     why += ", so the budget cannot be kept: this is the least" if left <= 0 else ""
     return Share(permille, budget_percent, cost, why, base)
 
