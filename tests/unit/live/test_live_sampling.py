@@ -1,0 +1,58 @@
+"""The live view of a server whose cycles are sampled: times of all cycles, phases and tokens from the sampled ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specmeter.live.rank import RankStats
+from specmeter.live.view import Shown, legend, plain_text, rank_lines
+from specmeter.runtime import layout
+from specmeter.runtime.mix import drawn
+from specmeter.trace import load_rings
+from specmeter.trace.plan import index_plan
+from specmeter.trace.synthetic import make_plan, make_records, write_ring
+
+PLAN = make_plan([("cycle", "cycle", "none"), ("verify.forward", "leaf", "none")], ["cycle.drafted", "cycle.accepted"])
+MS = 1_000_000
+
+
+def records(count: int, late: bool) -> list[tuple[int, int, int, int, int, int, int]]:
+    """Cycles of 10 ms, 12 with probes; 1 of 2 drafts accepted, read in sampled cycles, or (``late``) for those before."""
+    rows: list[tuple[int, int, int, int, int, int, int]] = []
+    now, state = 5_000_000_000, -1
+    for i in range(count):
+        wanted = int(drawn(i, 1, 100))
+        if wanted != state:
+            rows.append((now, now, i, layout.POINT_SAMPLING, layout.KIND_MARK, 0, wanted))
+        state = wanted
+        took = (12 if state else 10) * MS
+        if state:
+            rows.append((now + MS, now + 9 * MS, i, 2, layout.KIND_HOST_SPAN, 0, 0))
+            rows += [(n, now - MS if late else now + 9 * MS, i, 5 - n, layout.KIND_VALUE, 0, 0) for n in (2, 1)]
+        rows.append((now, now + took - MS // 10, i, 1, layout.KIND_HOST_SPAN, 0, 0))
+        now += took
+    return rows
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_tokens_and_cycle_are_of_all_cycles_and_phases_of_sampled_ones(tmp_path: Path, late: bool) -> None:
+    ring = write_ring(tmp_path / "1-1.ring", make_records(records(1_000, late)), perf_counter_ns=5_000_000_000)
+    rank = load_rings([ring], PLAN).main
+    stats = RankStats(index_plan(PLAN))
+    stats.take(rank, 1 << 62)
+    second = int(rank.cycles.t0_ns[-1] // 1_000_000_000)
+    recent = stats.recent(second, 8)
+    share = 1 - recent.clean / recent.cycles
+    assert 0.07 < share < 0.14
+    assert recent.cycle_ms == pytest.approx(10 + 2 * share, rel=0.01)
+    assert recent.phases_ms["verify"] == pytest.approx(8.0)
+    assert recent.split_ms == pytest.approx(12.0, rel=0.01)
+    assert recent.tokens_per_s == pytest.approx(2 / recent.cycle_ms * 1e3, rel=0.03)
+    trend = stats.trend(second, 8)
+    assert sum(trend) / 8 == pytest.approx(recent.tokens_per_s, rel=0.03)
+    text = plain_text(rank_lines("rank 0", recent, trend, Shown(width=120)))
+    assert f"probes in {100 * share:.1f} %" in text
+    assert sum(map(float, re.findall(r"([\d.]+) %", legend(recent)))) == pytest.approx(100, abs=0.2)
