@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def records(count: int, late: bool) -> list[tuple[int, int, int, int, int, int, int]]:
-    """Cycles of 10 ms, 12 with probes; 1 of 2 drafts accepted, read in sampled cycles, or (``late``) for those before."""
+    """Cycles of 10 ms, 12 with probes; 1 of 2 drafts accepted, read in sampled cycles, (``late``) for those before."""
     rows: list[tuple[int, int, int, int, int, int, int]] = []
     now, state = 5_000_000_000, -1
     for i in range(count):
