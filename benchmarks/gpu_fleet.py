@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -32,6 +34,7 @@ from specmeter.trace import Request
 
 RING = 1 << 20
 FIRST_PORT = 21000
+MINI = Path(__file__).resolve().parents[1] / "tests/support/mini_sglang"
 # Multicast over NVLink stays off wherever these scripts start something (issue 9).
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
@@ -219,6 +222,19 @@ def _answers(url: str) -> bool:
     with suppress(httpx.HTTPError):
         return httpx.get(f"{url}/v1/models", timeout=5, trust_env=False).status_code == 200
     return False
+
+
+def miniature(place: Place, starts: Sequence[Start], steps: Sequence[int]) -> tuple[Place, list[Start]]:
+    """The same starts with the miniature server of the tests in place of SGLang, without a GPU."""
+    site = place.work / "mini"
+    shutil.copytree(MINI, site, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = site / "minisgl-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: minisgl\nVersion: 1.2\n")
+    command = (sys.executable, str(site / "front.py"), "--torch")
+    adaptive = (*command, "--adaptive", *map(str, steps))
+    small = [replace(start, command=adaptive if start.knobs else command, env={}) for start in starts]
+    return replace(place, site=site, engine=None, recipe=site / "minisgl.toml"), small
 
 
 def sglang(model: Path, *more: str) -> tuple[str, ...]:

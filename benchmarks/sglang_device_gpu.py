@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpu_windows as windows
 from gpu_client import CHATS, Load, drive
-from gpu_fleet import Place, Server, Start, eagle, sglang
+from gpu_fleet import Place, Server, Start, eagle, miniature, sglang
 from gpu_models import copy_head
 from gpu_pack import packer, show_logs
 from gpu_parts import CLOSING_S, Part, run_parts
@@ -34,12 +33,11 @@ from gpu_steps import Step, read, run_steps
 from gpu_switching import adaptive_flags, sweep_steps
 
 DEEP = 150
-STEPS, MINI_STEPS = (0, 1, 2, 3, 4, 5), (0, 1, 3, 5)
+STEPS = (0, 1, 2, 3, 4, 5)
 SINGLE, EIGHT = Load(rounds=5), Load(rounds=4, at_once=8, prompts=8)
 LONG = Load(rounds=8)
 SMALL = ("--mem-fraction-static", "0.7", "--max-total-tokens", "65536")
 HEAD = Path(__file__).resolve().parents[1] / "src/specmeter/eagle/heads/smollm2-135m-v1"
-MINI = Path(__file__).resolve().parents[1] / "tests/support/mini_sglang"
 
 
 def starts(model: Path, head: Path, work: Path) -> list[Start]:
@@ -59,8 +57,8 @@ def starts(model: Path, head: Path, work: Path) -> list[Start]:
     ]
 
 
-def steps(candidates: Sequence[int]) -> list[Step]:
-    """The measurements, the most wanted first; ``candidates`` are the step counts to switch between."""
+def steps() -> list[Step]:
+    """The measurements, the most wanted first."""
 
     def spec(server: str, load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
         def run(running: Server, to: Path) -> dict[str, Any]:
@@ -111,7 +109,7 @@ def steps(candidates: Sequence[int]) -> list[Step]:
         Step("stamped.deep1", "stamped", 40, deep(1)),
         Step("stamped.run", "stamped", 10, kept, ("stamped.deep1",)),
         Step("timer", "timer", 20, own_timer, ("plain.1",)),
-        Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS, candidates=candidates)),
+        Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS, candidates=STEPS)),
         Step("sync.1", "sync", 20, spec("sync", SINGLE, "sync.1"), ("plain.1",)),
         Step("plan.1", "plan", 20, spec("plan", SINGLE, "plan.1"), ("plain.1",)),
         Step("steps2.1", "steps2", 20, spec("steps2", SINGLE, "steps2.1"), ("plain.1",)),
@@ -170,7 +168,7 @@ def compare(out: Path) -> dict[str, Any]:
     first = read(out, "tokens.never-loaded")
     stages = ("tokens.dormant", "tokens.armed", "tokens.disarmed", "tokens.stamped")
     speeds = {}
-    for name in [step.name for step in steps(())]:
+    for name in [step.name for step in steps()]:
         document = read(out, name) or {}
         if "analysis" in document:
             analysis = document["analysis"]
@@ -181,22 +179,6 @@ def compare(out: Path) -> dict[str, Any]:
                 "accept_length": analysis["acceptance"].get("accept_length"),
             }
     return {"same_ids": {name: windows.same_ids(first, read(out, name)) for name in stages}, "speeds": speeds}
-
-
-def rehearsal(work: Path) -> tuple[Place, list[Start]]:
-    """The miniature server in place of SGLang: every server is the same one."""
-    site = work / "mini"
-    shutil.copytree(MINI, site, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    metadata = site / "minisgl-1.2.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: minisgl\nVersion: 1.2\n")
-    command = (sys.executable, str(site / "front.py"), "--torch")
-    place = Place(work, site, CHATS, engine=None, recipe=site / "minisgl.toml")
-    names = ("spec3", "plain", "clean", "stamped", "timer", "sync", "plan", "steps2", "steps5")
-    return place, [
-        *(Start(name, command, linked=name != "clean") for name in names),
-        Start("adaptive", (*command, "--adaptive"), knobs=("draft_steps",)),
-    ]
 
 
 def main() -> None:
@@ -210,17 +192,15 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
+    place = Place(args.work, args.site, CHATS)
+    servers = starts(args.model, copy_head(HEAD, args.work / "head"), args.work)
     if args.rehearse:
-        place, servers = rehearsal(args.work)
-    else:
-        place = Place(args.work, args.site, CHATS)
-        servers = starts(args.model, copy_head(HEAD, args.work / "head"), args.work)
+        place, servers = miniature(place, servers, STEPS)
     limit = args.budget - CLOSING_S - 5
 
     def smollm2(out: Path) -> None:
         try:
-            candidates = MINI_STEPS if args.rehearse else STEPS
-            wanted = [step for step in steps(candidates) if not args.only or step.server in args.only]
+            wanted = [step for step in steps() if not args.only or step.server in args.only]
             run_steps(place, servers, wanted, out, limit - 15)
         finally:
             together = compare(out)

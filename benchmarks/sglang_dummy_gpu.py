@@ -31,7 +31,7 @@ import gpu_windows as windows
 import httpx
 import numpy as np
 from gpu_client import Load, Prompt, id_prompts
-from gpu_fleet import Place, Server, Start, eagle, sglang
+from gpu_fleet import Place, Server, Start, eagle, miniature, sglang
 from gpu_models import SHAPES, Shape, write_models
 from gpu_pack import packer, show_logs
 from gpu_parts import CLOSING_S, Part, run_parts
@@ -201,7 +201,9 @@ def conclude(plan: Plan, out: Path) -> None:
             print(f"{plan.shape.name} {path.stem}: {document['line']}", flush=True)
 
 
-def parts_of(plan: Plan, site: Path, work: Path, limit: float, only: Sequence[str] = ()) -> list[Part]:
+def parts_of(
+    plan: Plan, site: Path, work: Path, limit: float, only: Sequence[str] = (), rehearse: bool = False
+) -> list[Part]:
     """A part for each set of servers that fit together; all write to one folder, results/SHAPE-tpN."""
     folder = work / "results" / f"{plan.shape.name}-tp{plan.tp}"
     wanted = [one for one in plan.wanted() if not only or one.start.name in only]
@@ -213,9 +215,11 @@ def parts_of(plan: Plan, site: Path, work: Path, limit: float, only: Sequence[st
         def run(results: Path, chunk: list[Wanted] = chunk, seconds: float = seconds) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                place = Place(work, site, plan.prompts)
+                place, starts = Place(work, site, plan.prompts), [one.start for one in chunk]
+                if rehearse:
+                    place, starts = miniature(place, starts, SWITCHED)
                 steps = [step for one in chunk for step in one.steps]
-                run_steps(place, [one.start for one in chunk], steps, folder, seconds - 15)
+                run_steps(place, starts, steps, folder, seconds - 15)
             finally:
                 conclude(plan, folder)
 
@@ -231,13 +235,14 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["8b", "moe"])
     parser.add_argument("--only", nargs="+", default=[], metavar="SERVER", help="these servers alone")
+    parser.add_argument("--rehearse", action="store_true", help="with the miniature server of the tests, without a GPU")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of this call")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     limit = args.budget - CLOSING_S - 5
     parts: list[Part] = []
     for name in args.shapes:
-        parts += parts_of(Plan(SHAPES[name], args.tp, args.work), args.site, args.work, limit, args.only)
+        parts += parts_of(Plan(SHAPES[name], args.tp, args.work), args.site, args.work, limit, args.only, args.rehearse)
     code = run_parts(parts, args.work, args.budget, packer(args.out))
     show_logs(args.work)
     sys.exit(code)

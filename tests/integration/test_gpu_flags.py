@@ -1,8 +1,10 @@
-"""Flags and variables of the GPU scripts against SGLang 0.5.16's own source, and SGLang's knob."""
+"""The GPU scripts: flags and variables against SGLang 0.5.16's own source, SGLang's knob, the flow without a GPU."""
 
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,3 +71,19 @@ def test_the_step_count_of_the_adaptive_runtime_is_a_knob(release: str) -> None:
     assert [item["reason"] for item in plan["knobs_refused"]] == (
         [] if KNOB[release] else ["it is not for version 0.5.9 (>=0.5.14)"]
     )
+
+
+def test_the_scripts_flow_on_the_miniature_server(tmp_path: Path) -> None:
+    """Start, warm-up, standing still, phases, a deep window of operators, a run directory, and what comes back."""
+    script = Path(dummy.__file__)
+    words = ["--shapes", "8b", "--only", "plain", "--budget", "200", "--rehearse", "--out", str(tmp_path / "out")]
+    command = [sys.executable, str(script), "-", str(tmp_path / "work"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = tmp_path / "work" / "results" / "8b-tp1"
+    step = json.loads((results / "plain.1.json").read_text())
+    assert step["analysis"]["kind"] == "profile" and step["client"]["errors"] == []
+    assert (results / "run-plain" / "analysis.json").is_file() and list((results / "run-plain" / "deep").iterdir())
+    assert (tmp_path / "out" / "results.tgz.part-0").is_file()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0 and "all parts are done" in again.stdout

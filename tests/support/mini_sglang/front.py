@@ -1,4 +1,4 @@
-"""``python front.py [--port N] [--adaptive] [--torch]``: the miniature server behind HTTP. Prints its port.
+"""``python front.py [--port N] [--adaptive STEPS...] [--torch]``: the miniature server behind HTTP. Prints its port.
 
 Answers /health, /v1/models, /metrics, streamed /v1/chat/completions and /generate; a piece is six cycles, whose sum is
 always 12 with three steps.
@@ -75,11 +75,11 @@ def main() -> None:
     """Spawn the scheduler and serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--adaptive", type=int, nargs="+", default=(), help="step counts to switch between")
     parser.add_argument("--torch", action="store_true")
     args = parser.parse_args()
     ours, theirs = multiprocessing.Pipe()
-    scheduler = (theirs, False, ServerArgs(1, args.adaptive, args.torch))
+    scheduler = (theirs, False, ServerArgs(1, tuple(args.adaptive), args.torch))
     multiprocessing.get_context("spawn").Process(target=run_scheduler_process, args=scheduler, daemon=True).start()
     Handler.scheduler = ours
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)

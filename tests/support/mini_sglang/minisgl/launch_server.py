@@ -13,7 +13,7 @@ def main() -> None:
     """One line ``CYCLES BATCH`` a request; prints its sum."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    args = ServerArgs(2 if "--tp2" in sys.argv else 1, "--adaptive" in sys.argv)
+    args = ServerArgs(2 if "--tp2" in sys.argv else 1, (0, 1, 3, 5) if "--adaptive" in sys.argv else ())
     process = context.Process(target=run_scheduler_process, args=(theirs, "--v1" in sys.argv, args))
     process.start()
     print("up", flush=True)

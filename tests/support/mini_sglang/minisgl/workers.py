@@ -78,7 +78,7 @@ class ServerArgs:
     """What the server was started with."""
 
     tp_size: int = 1
-    adaptive: bool = False
+    candidates: tuple[int, ...] = ()
     torch: bool = False
 
 
@@ -91,7 +91,8 @@ class EagleWorker:
         self.draft_runner = ModelRunner(200)
         self.steps = steps
         self.turn = 0
-        self.adaptive_controller = AdaptiveController(self, [0, 1, 3, 5]) if self.server_args.adaptive else None
+        candidates = list(self.server_args.candidates)
+        self.adaptive_controller = AdaptiveController(self, candidates) if candidates else None
 
     @inference_mode
     def forward_batch_generation(self, rows: list[int]) -> Result:
