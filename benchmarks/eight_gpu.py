@@ -7,7 +7,7 @@
 Call ``run`` again until it says that all parts are done (exit 0; 75: call again). A part is one start of one arm, with
 its measurements (cycles by phase at batch 1 and 8, a deep window, the run directory), so a killed call loses one start.
 Arms: plain decoding, the default 3 steps, 2 steps (the story's), and 2 steps with other communication: NCCL instead of
-custom all-reduce, and NCCL with the low-latency protocol. The draft alone runs on one GPU, in front of two layers of
+custom all-reduce, and NCCL with the low-latency protocol. The draft alone runs on one GPU, with a few layers of
 the target: what its phases cost there against what they cost among N ranks is the price of drafting at the target's
 tensor parallel size. All arms of a round come before the second round, so that rounds are what intervals are over.
 Weights are dummies and acceptance is simulated, as in sglang_dummy_gpu.py, whose starts these are.
@@ -39,6 +39,8 @@ from sglang_dummy_gpu import FIRST_VERSION, SIMULATED, Plan
 from specmeter.errors import SpecmeterError
 
 DEFAULT, TUNED = 3, 2
+# EAGLE-3 captures states of layers 2, n / 2 and n - 3, so a target needs a few.
+DRAFT_LAYERS = 8
 DEEP_CYCLES = 100
 START_S = 260.0
 LOADS = {"1": Load(rounds=3, tokens=160), "8": Load(rounds=2, tokens=128, at_once=8, prompts=8)}
@@ -135,9 +137,9 @@ def sglang_bodies(site: Path, work: Path, shapes: Sequence[str], sizes: Sequence
             plan = Plan(SHAPES[name], tp, work)
             place = Place(work, site, plan.prompts)
             found.append(Body(f"{name}-tp{tp}", place, _arms(plan), LOADS, DEEP_CYCLES, START_S))
-        thin = replace(SHAPES[name], name=f"{name}-draft", layers=2)
+        thin = replace(SHAPES[name], name=f"{name}-draft", layers=DRAFT_LAYERS)
         alone = Plan(thin, 1, work)
-        arm = Arm("draft", "the draft alone, before two layers", alone.command(*eagle(alone.head, DEFAULT)), True,
+        arm = Arm("draft", "the draft alone, before a few layers", alone.command(*eagle(alone.head, DEFAULT)), True,
                   dict(SIMULATED))  # fmt: skip
         found.append(Body(f"{name}-draft-tp1", Place(work, site, alone.prompts), (arm,), LOADS, DEEP_CYCLES, START_S))
     return found
@@ -189,7 +191,9 @@ def main() -> None:
     else:
         bodies = sglang_bodies(args.site, args.work, args.shapes, args.tp)
         before, out = [Part("unpack", partial(_unpack, args.work, args.source), 200.0)], args.out
-    parts = parts_of(bodies, args.starts, before)
+    if args.arms:
+        bodies = [replace(body, arms=tuple(arm for arm in body.arms if arm.name in args.arms)) for body in bodies]
+    parts = parts_of([body for body in bodies if body.arms], args.starts, before)
     longest = max(part.limit_s for part in parts)
     if longest > args.budget - CLOSING_S:
         raise SpecmeterError(f"--budget {args.budget:g} is too short.", f"The longest part may take {longest:g} s.")
@@ -217,6 +221,7 @@ def parse() -> argparse.Namespace:
         parts.add_argument("work", type=Path)
     for parts, sizes, starts, budget in ((run, [8, 4], 3, 540.0), (rehearse, [2], 1, 240.0)):
         parts.add_argument("--tp", type=int, nargs="+", default=sizes)
+        parts.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="these alone")
         parts.add_argument("--starts", type=int, default=starts, help="rounds: what intervals are over")
         parts.add_argument("--budget", type=float, default=budget, help="seconds of this call")
         parts.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else None)
