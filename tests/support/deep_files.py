@@ -160,7 +160,8 @@ def _spans(calls: Sequence[Call], count: int, begin: int, truth: DeepWindow) -> 
             last = int((kernels["launch_ns"] + 4_000)[ours].max(initial=end + call.host_ns))
             waits = (syncs["cycle"] == cycle) & (syncs["point"] == call.point)
             last = max(last, int((syncs["t0_ns"] + syncs["dur_ns"])[waits].max(initial=0)))
-            rows.append((end, last - 1, cycle, call.point, layout.KIND_HOST_SPAN, 0, 0))
+            if call.point != CYCLE:  # what the cycle itself launches lies between the spans of its points
+                rows.append((end, last - 1, cycle, call.point, layout.KIND_HOST_SPAN, 0, 0))
             end = last
         rows.append((start, end - 1, cycle, CYCLE, layout.KIND_HOST_SPAN, 0, 0))
     rows.append((end, end + 1, count + 1, CYCLE, layout.KIND_HOST_SPAN, 0, 0))

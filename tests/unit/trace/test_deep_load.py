@@ -11,10 +11,13 @@ import pytest
 
 from specmeter.errors import SpecmeterError
 from specmeter.trace.deep import load_deep
+from specmeter.trace.deep_synthetic import Call, Kernel
 from tests.support.deep_files import (
+    CYCLE,
     DRAFT,
     NATIVE,
     SAMPLE,
+    USUAL,
     VERIFY,
     Files,
     played,
@@ -42,13 +45,22 @@ def test_window_comes_out_as_it_was_played(tmp_path: Path) -> None:
         assert same(window, truth, column), column
     names = np.array(window.names)[window.kernels["name"]]
     assert names.tolist() == np.array(truth.names)[truth.kernels["name"]].tolist()
-    assert times_off(window, truth) <= window.clock_error_ns < 1_000
+    assert times_off(window, truth) <= window.clock_error_ns <= 300
     assert (window.kernels["launch_ns"] - truth.kernels["launch_ns"]).max() <= window.clock_error_ns
     replays = window.kernels["graph"]
     assert len(np.unique(replays[replays >= 0])) == 6
     assert set(window.kernels["point"][replays >= 0].tolist()) == {DRAFT}
     assert [window.sync_names[at] for at in window.syncs["name"]] == ["cudaStreamSynchronize"] * 6
     assert set(window.syncs["point"].tolist()) == {SAMPLE} and window.syncs["cycle"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_cycle_launches_between_its_points_is_the_cycles_own(tmp_path: Path) -> None:
+    glue = Call(CYCLE, (Kernel("glue", 2_000),), host_ns=5_000)
+    files = played(tmp_path, calls=(*USUAL[:2], glue, USUAL[2]))
+    window = one(files)
+    assert same(window, files.truth, "point") and same(window, files.truth, "cycle")
+    names = np.array(window.names)[window.kernels["name"]]
+    assert set(window.kernels["point"][names == "glue"].tolist()) == {CYCLE}
 
 
 @pytest.mark.parametrize("drift_ppm", [-80.0, 0.0, 40.0])
