@@ -110,6 +110,8 @@ def _operators(profile: Profile, meta: Mapping[str, Any], clock: Clock) -> Colum
 
 def _segments(t0: NDArray[np.int64], dur: NDArray[np.int64], name: NDArray[Any], thread: int) -> Columns:
     """The time of nested calls cut into pieces that belong to the innermost call."""
+    some = dur > 0  # a call without length would end before it begins, in the order of moments below
+    t0, dur, name = t0[some], dur[some], name[some]
     t1 = t0 + dur
     ends = np.lexsort((-t0, t1))
     containers, inner = nest(t0[ends])
