@@ -198,7 +198,9 @@ def main() -> None:
         place, servers = miniature(place, servers, STEPS)
     limit = args.budget - CLOSING_S - 5
 
-    def smollm2(out: Path) -> None:
+    def smollm2(results: Path) -> None:
+        out = args.work / "results" / "smollm2"  # whichever servers a call is for, one folder
+        out.mkdir(parents=True, exist_ok=True)
         try:
             wanted = [step for step in steps() if not args.only or step.server in args.only]
             run_steps(place, servers, wanted, out, limit - 15)
@@ -209,7 +211,8 @@ def main() -> None:
             for name, speed in together["speeds"].items():
                 print(f"{name}: {speed['tok_s_median']} tok/s, cycle {speed['cycle_ms']['point']:.3f} ms", flush=True)
 
-    code = run_parts((Part("smollm2", smollm2, limit),), args.work, args.budget, packer(args.out))
+    name = "-".join(["smollm2", *args.only])
+    code = run_parts((Part(name, smollm2, limit),), args.work, args.budget, packer(args.out))
     show_logs(args.work)
     sys.exit(code)
 
