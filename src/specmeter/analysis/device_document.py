@@ -13,6 +13,7 @@ from specmeter.analysis.device_join import NOWHERE, Joined, Mask, chosen_cycles,
 from specmeter.analysis.device_time import DeviceTime, device_time
 from specmeter.analysis.graph_steps import graph_steps
 from specmeter.analysis.kernel_classes import CLASSES, LM_HEAD, LM_HEAD_FACTOR, OTHER, PROBE, Patterns
+from specmeter.analysis.stalls import without_stalls
 from specmeter.trace.build import Trace
 from specmeter.trace.deep import DeepWindow
 from specmeter.trace.plan import PHASES, phase_of
@@ -47,7 +48,10 @@ class Group:
 
 
 def cycle_groups(joined: Joined, chosen: Mask) -> list[Group]:
-    """The chosen cycles by kind, speculative before plain ones, the most frequent first: never averaged together."""
+    """The chosen cycles by kind, speculative before plain ones, the most frequent first: never averaged together.
+
+    Stalls of the machine are left out, by the one rule of all analyses (analysis/stalls.py).
+    """
     table = joined.rank.cycles
     phases = np.array([phase_of(name) for name in joined.index.names] + [""])
     replayed = joined.window.kernels["graph_launch"] & (phases[joined.name] == "verify") & (joined.cycle >= 0)
@@ -57,7 +61,8 @@ def cycle_groups(joined: Joined, chosen: Mask) -> list[Group]:
     found = []
     for key in np.unique(keys[chosen], axis=0):
         plain, batch, steps, graph = (int(part) for part in key)
-        found.append(Group(bool(plain), batch, steps, bool(graph), chosen & (keys == key).all(axis=1)))
+        alike = without_stalls(table.dur_ns, chosen & (keys == key).all(axis=1))
+        found.append(Group(bool(plain), batch, steps, bool(graph), alike))
     return sorted(found, key=lambda group: (group.plain, -group.count))
 
 
@@ -77,7 +82,9 @@ def window_facts(
         return {**facts, "reason": _why_none(joined)}
     groups = cycle_groups(joined, chosen)
     first = groups[0]
-    facts["cycles"] = {**first.facts(), "others": [_other(joined, group) for group in groups[1:]]}
+    stalled = int(np.count_nonzero(chosen)) - sum(group.count for group in groups)
+    others = [_other(joined, group) for group in groups[1:]]
+    facts["cycles"] = {**first.facts(), "stalled": stalled, "others": others}
     facts["classes"] = list(_classes(joined, first.cycles))
     if window.on_cpu:
         why = "recorded on a CPU: the entries are operators of the host, and no device's time can be told"

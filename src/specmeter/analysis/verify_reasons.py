@@ -94,6 +94,8 @@ def _weights(verify: Side, plain: Side, server: Server) -> str:
 
 
 def _flat(why: str, ours: float, theirs: float) -> str:
+    if ours / theirs < 1 / FLAT:
+        return f"{why}, so less than in a plain step is another kernel, or a machine that was not as busy"
     if ours / theirs < FLAT:
         return f"{why}: no growth, as it should be"
     return f"{why}, so a factor of {ours / theirs:.2f} is another kernel, padding or arithmetic"

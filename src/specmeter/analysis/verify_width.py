@@ -39,7 +39,7 @@ def compare(verify: Side, plain: Side, server: Server | None = None, on_cpu: boo
     idle = {
         f"{name}_ms": max(0.0, side.span_ms - side.busy_ms) for name, side in (("verify", verify), ("plain", plain))
     }
-    more = verify.span_ms - plain.span_ms
+    more, factor = verify.span_ms - plain.span_ms, _factor(verify, plain)
     document: dict[str, Any] = {
         "on_cpu": on_cpu,
         "verify": verify.facts(),
@@ -47,8 +47,8 @@ def compare(verify: Side, plain: Side, server: Server | None = None, on_cpu: boo
         "classes": sorted(rows, key=lambda row: -abs(row["more_ms"])),
         "idle": {**idle, "more_ms": idle["verify_ms"] - idle["plain_ms"]},
         "more_ms": more,
-        "factor": verify.span_ms / plain.span_ms if plain.span_ms else None,
-        "factor_interval": _factor(verify, plain),
+        "factor": factor["point"] if factor else None,
+        "factor_interval": factor,
         "bytes": bytes_facts(verify, plain, server),
         "experts": expert_facts(verify, plain, server),
         "reason": "",

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specmeter.analysis.kernel_classes import TITLES
+from specmeter.analysis.stalls import RULE
 from specmeter.reporters.inert import inert
-from specmeter.reporters.numbers import MISSING, number, percent
+from specmeter.reporters.numbers import MISSING, number, percent, units
 
 Cells = tuple[list[str], list[list[str]]]
 Window = Mapping[str, Any]
@@ -182,4 +183,7 @@ def other_cycles(window: Window) -> list[str]:
         )
         times = f": busy {row['busy_ms']:.3f} ms, idle {row['idle_ms']:.3f} ms" if "busy_ms" in row else ""
         found.append(f"Not in these tables: {words}{times}")
+    if window["cycles"]["stalled"]:
+        count = units(window["cycles"]["stalled"], "cycle")
+        found.append(f"Not in these tables: {count} {RULE}, left out as stalls of the machine")
     return found

@@ -220,6 +220,14 @@ def test_cycles_of_other_batches_and_plain_steps_have_tables_of_their_own(tmp_pa
     assert hits == {(1, "verify"): (12, 0), (8, "verify"): (3, 0)}
 
 
+def test_a_stall_of_the_machine_is_no_part_of_the_tables(tmp_path: Path) -> None:
+    late = [Call(on("verify.forward"), (Kernel(GEMM, 1000),) * 3, host_ns=400_000)]
+    trace, window = recorded(tmp_path, [*[EAGER] * 6, late, *[EAGER] * 6])
+    document = facts(trace, window)
+    assert document["cycles"]["cycles"] == 12 and document["cycles"]["stalled"] == 1
+    assert document["cycle_ms"]["point"] == pytest.approx(0.022)
+
+
 def test_unknown_kernels_are_listed_by_time(tmp_path: Path) -> None:
     call = Call(on("verify.forward"), (Kernel("strange_a", 3000), Kernel("strange_b", 9000), Kernel(GEMM, 1000)))
     found = facts(*recorded(tmp_path, [[call]] * 4))["unknown"]
