@@ -183,7 +183,7 @@ def other_cycles(window: Window) -> list[str]:
         )
         times = f": busy {row['busy_ms']:.3f} ms, idle {row['idle_ms']:.3f} ms" if "busy_ms" in row else ""
         found.append(f"Not in these tables: {words}{times}")
-    if window["cycles"]["stalled"]:
+    if window["cycles"].get("stalled"):
         count = units(window["cycles"]["stalled"], "cycle")
         found.append(f"Not in these tables: {count} {RULE}, left out as stalls of the machine")
     return found
