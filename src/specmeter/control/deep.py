@@ -211,7 +211,9 @@ def _running(window: _Window, watch: _Watch) -> list[tuple[int, int]]:
     while True:
         watch.look()
         if any(seen.count >= _SEEN for seen in watch.seen.values()):
-            return [key for key, seen in watch.seen.items() if seen.count]
+            running = [key for key, seen in watch.seen.items() if seen.count]
+            # An engine core of its own runs no model: its workers do.
+            return [key for key in running if watch.seen[key].core < watch.seen[key].count] or running
         if time.monotonic() > until:
             raise SpecmeterError(
                 "No process of the server runs decode cycles.",
