@@ -18,7 +18,7 @@ from specmeter.reporters.sampling_words import sampling_lines
 from specmeter.reporters.terminal import render_analysis
 from specmeter.runtime import layout
 from specmeter.runtime.mix import drawn
-from specmeter.trace import Trace, load_rings
+from specmeter.trace import Request, Trace, load_rings
 from specmeter.trace.synthetic import make_plan, make_records, write_ring
 
 CYCLE_NS = 3_500_000
@@ -192,3 +192,19 @@ def test_stamps_in_graphs_are_inside_the_budget(tmp_path: Path) -> None:
 def test_without_quiet_cycles_all_of_the_points_time_counts_as_every_cycles(tmp_path: Path) -> None:
     share = share_for(1.0, sampled_run(tmp_path, 0.18, 500).main, (), [said(12_000, None, quiet=3)])
     assert share.point_percent == pytest.approx(100 * 12 / 3500, rel=0.02)
+
+
+def test_facts_leave_out_the_cycles_of_other_requests(tmp_path: Path) -> None:
+    """A baseline's requests, sampled too, in between: shares and mixtures are those of the profiled ones."""
+    trace = sampled_run(tmp_path, 0.18, 200, mixtures=True)
+    start = trace.main.cycles.t0_ns
+    halves = [("k=3", 0, 1_000), ("baseline", 1_001, 2_998)]
+    requests = [
+        Request(setting, "p", setting, 0, int(start[a]) - 9, int(start[a]) + 1, int(start[b]) + 1, 3, 9)
+        for setting, a, b in halves
+    ]
+    trace = load_rings([tmp_path / "1-1.ring"], PLAN, requests)
+    chosen = (trace.main.cycles.request == 0) & (trace.main.cycles.drop == 0)
+    found = sampling_facts(trace.main, chosen, requests, assumed_share(1.0, "a test"))
+    assert found["sampled"] + found["clean"] + found["mixtures"] == pytest.approx(1_000, abs=10)
+    assert found["share_percent"] == pytest.approx(found["sampled"] / 10, rel=0.05)

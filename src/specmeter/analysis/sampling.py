@@ -91,7 +91,7 @@ def sample_cost(
     found = drawn_overhead(rank, requests)
     if found is None:
         return None
-    partly, inside = _counts(rank, requests)
+    partly, inside = _counts(rank, requests, np.ones(len(rank.cycles), bool))
     dear = 1 + partly / max(inside, 1)
     clean = comparable(rank, requests) & (rank.cycles.probed == 0)
     points = point_cost(reports)
@@ -115,7 +115,7 @@ def sampling_facts(
     cycles = rank.cycles
     usable = clean_cycles(rank, chosen, requests)
     inside, outside = usable & (cycles.probed == 1), usable & (cycles.probed == 0)
-    partly, entered = _counts(rank, requests)
+    partly, entered = _counts(rank, requests, np.isin(cycles.request, np.unique(cycles.request[chosen])))
     total = int(np.count_nonzero(usable)) + partly
     cost, base = sample_cost(rank, requests, reports), point_percent(rank, requests, reports)
     part = entered / total if total else 0.0
@@ -147,10 +147,10 @@ def clean_cycles(rank: RankTrace, chosen: NDArray[np.bool_], requests: Sequence[
     return usable if usable.any() else chosen
 
 
-def _counts(rank: RankTrace, requests: Sequence[Request]) -> tuple[int, int]:
-    """How many cycles were a mixture of code, and how many sampled, both away from prefill."""
+def _counts(rank: RankTrace, requests: Sequence[Request], among: NDArray[np.bool_]) -> tuple[int, int]:
+    """How many cycles were a mixture of code, and how many sampled, ``among`` those away from prefill."""
     cycles, prefill = rank.cycles, near_prefill(rank, requests)
-    drawn = cycles.drawn & ~prefill
+    drawn = cycles.drawn & ~prefill & among
     partly = drawn & (cycles.drop == PARTLY_PROBED)
     return int(np.count_nonzero(partly)), int(np.count_nonzero(drawn & (cycles.drop == KEPT) & (cycles.probed == 1)))
 

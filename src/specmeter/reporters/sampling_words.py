@@ -13,6 +13,7 @@ _NUMBERS = {
     "cycle": "by each process's own count of cycles: ranks may differ",
 }
 _ANY = float("-inf")
+FEW = 60
 
 
 def sampling_lines(found: Mapping[str, Any] | None) -> list[str]:
@@ -26,6 +27,8 @@ def sampling_lines(found: Mapping[str, Any] | None) -> list[str]:
         f"{_NUMBERS.get(counter, inert(counter, 60))}; budget {found['budget_percent']:g} %"
     ]
     lines.append(_cost(found))
+    if found["sampled"] < FEW:
+        lines.append("Few cycles were sampled, so the phases are uncertain: send more requests, or allow more")
     if found["endless"]:
         names = ", ".join(inert(name, 80) for name in found["endless"][:5])
         lines.append(f"Kept their probes in clean cycles too, as a frame of theirs never returned: {names}")
