@@ -11,6 +11,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.device_report import saved_device
+from specmeter.analysis.kernel_classes import read_patterns
 from specmeter.commands.known_server import known_of
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
@@ -30,13 +31,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--wiring", type=Path, metavar="FILE", help="what `specmeter check --json` printed, to be drawn in the page"
     )
 
+    parser.add_argument(
+        "--kernel-classes", type=Path, metavar="FILE", help="your own patterns for a deep window's kernels, before ours"
+    )
+
 
 def run(args: argparse.Namespace) -> int:
     """Print the report, or write the page; a run without an analysis is an error."""
     if args.wiring is not None and args.html is None:
         raise SpecmeterError("--wiring needs --html", "The wiring is drawn in the page.", "Add --html FILE.")
     saved = load(args.directory)
-    saved = saved_device(saved, known_of(saved))
+    patterns = read_patterns(args.kernel_classes) if args.kernel_classes is not None else None
+    saved = saved_device(saved, known_of(saved), patterns, again=patterns is not None)
     if args.html is not None:
         return _write_page(saved, args.html, args.wiring)
     if not saved.analysis:
