@@ -67,5 +67,7 @@ def test_layers_inside_a_step_do_not_hide_the_steps(layers: int) -> None:
     step = ["embed", *["norm", "qkv", "attention", "out", "gate", "down"] * layers, "head", "topk"]
     found = split_repeats(np.array(["fill", *step * 4, "tree"]))
     assert len(found) == 4 and all(piece.stop - piece.start == len(step) for piece in found)
+    for wrong in (3, 5):
+        assert split_repeats(np.array(["fill", *step * 4, "tree"]), wrong) == []
     # Steps that skip a kernel in the last one still give those before.
     assert len(split_repeats(np.array(["fill", *step * 3, *step[:-1], "tree"]), 3)) == 3
