@@ -19,8 +19,8 @@ def split_repeats(names: NDArray[Any], count: int | None = None) -> list[slice]:
 
     ``names``: one entry a kernel, in order, anything that compares equal for equal kernels. ``count``: how many
     repetitions there must be; None takes those that cover most, the shorter block where several cover the same. Each
-    block has at least ALIKE of its places equal to the next one's (all of them where ``count`` contradicts that). Gives the blocks in order, neighbours of one
-    length; none where nothing repeats (so often), or for more than MOST kernels.
+    block has at least ALIKE of its places equal to the next one's, all of them where ``count`` contradicts that. Gives
+    the blocks in order, neighbours of one length; none where nothing repeats (so often), or for more than MOST kernels.
     """
     total = len(names)
     if total < 2 or total > MOST or (count is not None and count < 2):
