@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specmeter.trace.deep_profile import Profile
 from specmeter.trace.deep_window import Columns
 
-_FAR_NS = 50_000_000
+_FAR_NS = 5_000_000
 _LOW_32 = 0xFFFFFFFF
 
 
@@ -51,10 +51,8 @@ def fit_clock(profile: Profile, meta: Mapping[str, Any]) -> Clock:
     known = [pair for pair in rough if pair is not None]
     if not known:
         return Clock((0, 0), (0, 0), 1 << 62, "the window does not say how its clock stands to the probes'")
-    bounds = [
-        _of_marks(profile, meta, meta.get(f"{when}_marks") or [], pair or known[0])
-        for when, pair in zip(("start", "stop"), rough, strict=True)
-    ]
+    brackets = [np.asarray(meta.get(f"{when}_marks") or [], np.int64).reshape(-1, 2) for when in ("start", "stop")]
+    bounds = _of_marks(profile, meta, brackets, known[0][1])
     found = [bound for bound in bounds if bound is not None]
     if not found:
         spread = max(pair[1] for pair in known) - min(pair[1] for pair in known)
@@ -98,24 +96,27 @@ def _of_pairs(pairs: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
 
 
 def _of_marks(
-    profile: Profile, meta: Mapping[str, Any], marks: Sequence[Sequence[int]], rough: tuple[int, int, int]
-) -> tuple[int, int, int] | None:
-    """(moment, least, greatest offset) from the marks of one end of the window; None where they are not all there."""
+    profile: Profile, meta: Mapping[str, Any], brackets: Sequence[NDArray[np.int64]], rough: int
+) -> list[tuple[int, int, int] | None]:
+    """(moment, least, greatest offset) from the marks of each end of the window; None where they are not all there."""
     table = profile.operators if meta.get("activity") == "cpu" else profile.host
     ours = profile.named(table, str(meta.get("mark_name"))) & of_thread(
         table["thread"], int(meta.get("thread", -1)), int(meta.get("native_thread", -1))
     )
-    if not marks or not bool(ours.any()):
-        return None
     t0 = table["t0_ns"][ours]
     t1 = t0 + table["dur_ns"][ours]
-    bracket = np.asarray(marks, np.int64)
-    near = (t0 + rough[1] > bracket[0, 0] - _FAR_NS) & (t1 + rough[1] < bracket[-1, 1] + _FAR_NS)
-    if int(near.sum()) != len(bracket):
-        return None
-    t0, t1 = t0[near], t1[near]
-    least, greatest = int((bracket[:, 0] - t0).max()), int((bracket[:, 1] - t1).min())
-    return int(t0[0]), least, greatest
+    found: list[tuple[int, int, int] | None] = []
+    for bracket, first in zip(brackets, (True, False), strict=True):
+        # Nobody else makes such calls in that thread: the first ones are of the begin, the last ones of the end.
+        own = slice(0, len(bracket)) if first else slice(len(t0) - len(bracket), len(t0))
+        begin, end = t0[own], t1[own]
+        fits = len(bracket) > 0 and len(begin) == len(bracket)
+        if not fits or bool((np.abs(begin + rough - bracket[:, 0]) > _FAR_NS).any()):
+            found.append(None)
+        else:
+            least, greatest = int((bracket[:, 0] - begin).max()), int((bracket[:, 1] - end).min())
+            found.append((int(begin[0]), least, greatest))
+    return found
 
 
 def _line(found: Sequence[tuple[int, int, int]]) -> Clock:
