@@ -15,9 +15,9 @@ from specmeter.trace.deep_synthetic import Call, Kernel, build_window
 from specmeter.trace.deep_window import KERNEL, MEMCPY, MEMSET, DeepWindow
 from specmeter.trace.synthetic import make_plan, make_records, write_ring
 
-PID, START, IDENT, NATIVE, OURS = 4242, 1, 0x7F12_3456_89AB, 4243, 4300
-# The pthread's lower 32 bits as a signed number, which is what CUPTI records of a thread that torch does not know.
-RECORDED = (IDENT & 0xFFFFFFFF) - (1 << 32)
+PID, START, IDENT, NATIVE, OURS = 4242, 1, 0x7F12_8741_5140, 4243, 4300
+# The pthread's lower 32 bits as a signed number without its sign: what is recorded of a thread that torch has not met.
+RECORDED = (1 << 32) - (IDENT & 0xFFFFFFFF)
 CYCLE, VERIFY, DRAFT, SAMPLE = 1, 2, 3, 4
 POINTS = [("cycle", "cycle", "none"), ("verify.forward", "leaf", "none"), ("draft.graph", "leaf", "none"),
           ("accept.sample", "leaf", "none")]  # fmt: skip

@@ -132,6 +132,13 @@ def _line(found: Sequence[tuple[int, int, int]]) -> Clock:
 
 
 def of_thread(threads: NDArray[np.int64], ident: int, native: int) -> NDArray[np.bool_]:
-    """Which recorded ids are that thread: the system's id, or the lower 32 bits of the pthread's, signed or not."""
-    found: NDArray[np.bool_] = (threads == native) | ((threads & _LOW_32) == (ident & _LOW_32))
+    """Which recorded ids are that thread: the system's id, or the lower 32 bits of the pthread's.
+
+    CUPTI records those bits of a thread that torch has not met; libkineto takes them as a signed number and writes its
+    absolute value.
+    """
+    low = ident & _LOW_32
+    found: NDArray[np.bool_] = (threads == native) | ((threads & _LOW_32) == low)
+    if low >= 1 << 31:
+        found |= threads == (1 << 32) - low
     return found

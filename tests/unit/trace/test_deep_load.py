@@ -15,7 +15,9 @@ from specmeter.trace.deep_synthetic import Call, Kernel
 from tests.support.deep_files import (
     CYCLE,
     DRAFT,
+    IDENT,
     NATIVE,
+    RECORDED,
     SAMPLE,
     USUAL,
     VERIFY,
@@ -70,7 +72,7 @@ def test_a_drifting_clock_stays_within_its_bound(tmp_path: Path, drift_ppm: floa
     assert times_off(window, files.truth) <= window.clock_error_ns + 1 < 3_000
 
 
-@pytest.mark.parametrize("thread", [NATIVE, played.__defaults__[-2]])  # type: ignore[index]
+@pytest.mark.parametrize("thread", [NATIVE, RECORDED, IDENT & 0xFFFFFFFF, -RECORDED])
 def test_threads_are_known_by_the_systems_id_and_by_the_pthreads(tmp_path: Path, thread: int) -> None:
     window = one(played(tmp_path, thread=thread))
     assert window.notes == () and (window.kernels["point"] > 0).all()
