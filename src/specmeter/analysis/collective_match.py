@@ -63,16 +63,16 @@ def match(
     """
     kinds, found = _kinds(windows)
     lags = list(cycle_lags([_moments(w, of) for w, of in zip(windows, found, strict=True)], clocks))
-    if any(bool((of >= 0).any()) for of in found):
+    moves = [bool((of[w.kernels["name"]] >= 0).any()) for w, of in zip(windows, found, strict=True)]
+    if any(moves):
         # An engine's core, or a process beside the ranks: it cannot be asked to have what it never runs.
-        lags = [
-            lag if bool((of >= 0).any()) else Lag(None, "it holds no collective")
-            for lag, of in zip(lags, found, strict=True)
-        ]
+        lags = [lag if moving else Lag(None, "it holds no collective") for lag, moving in zip(lags, moves, strict=True)]
     good = [i for i, lag in enumerate(lags) if lag.cycles is not None]
     bad = tuple((windows[i], lag.reason) for i, lag in enumerate(lags) if lag.cycles is None)
     joined = [windows[i] for i in good]
     shifts = [lag.cycles for lag in lags if lag.cycles is not None]
+    # The window that the lags are against may have been left out.
+    shifts = [lag - shifts[0] for lag in shifts]
     low = max((w.cycles[0] - lag for w, lag in zip(joined, shifts, strict=True)), default=0)
     high = min((w.cycles[1] - lag for w, lag in zip(joined, shifts, strict=True)), default=-1)
     operations = sorted({kind.operation for kind in kinds})

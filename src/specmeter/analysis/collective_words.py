@@ -102,8 +102,12 @@ def _notes(found: Matched, joined: Sequence[RankCollectives], ranks: Sequence[in
     if found.split:
         yield f"{found.split} collectives ran by another backend on some rank; the first rank's is shown"
     yield from _clock_notes(joined)
+    said: dict[str, list[int]] = {}
     for window in found.windows:
-        yield from (f"rank {window.rank}: {note}" for note in window.notes)
+        for note in window.notes:
+            said.setdefault(note, []).append(window.rank)
+    for note, of in said.items():
+        yield note if len(of) == len(found.windows) else f"rank {', '.join(map(str, of))}: {note}"
 
 
 def _clock_notes(joined: Sequence[RankCollectives]) -> Iterator[str]:

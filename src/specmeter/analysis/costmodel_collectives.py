@@ -10,8 +10,8 @@ from specmeter.trace.plan import phase_of
 from specmeter.trace.tables import Columns
 
 # Points on collectives as recipes name them, whatever phase the name says.
-COLLECTIVE = re.compile(r"\.(all_?reduce|(all_?)?gather|reduce_?scatter|broadcast|collective)$")
-_ISSUERS = ("draft", "verify", "extend")
+COLLECTIVE = re.compile(r"\.(all_?reduce|(all_?)?gather|reduce_?scatter|all_?to_?all|broadcast|collective)$")
+ISSUERS = ("draft", "verify", "extend")
 
 
 def by_issuer(spans: Columns) -> Columns:
@@ -26,7 +26,7 @@ def by_issuer(spans: Columns) -> Columns:
     collective = np.array([bool(COLLECTIVE.search(name)) for name in names])[at]
     if not bool(collective.any()):
         return spans
-    leaf = np.array(["." in name and phase_of(name) in _ISSUERS for name in names])[at] & ~collective
+    leaf = np.array(["." in name and phase_of(name) in ISSUERS for name in names])[at] & ~collective
     renamed, step = points.astype(object), spans["step"].copy()
     for pid in np.unique(spans["pid"][collective]):
         inner = np.flatnonzero(collective & (spans["pid"] == pid))

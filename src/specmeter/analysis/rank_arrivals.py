@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.analysis.costmodel_collectives import COLLECTIVE
 from specmeter.analysis.rank_clock import CALENDAR, COLLECTIVES, RankClock, fit_clocks
 from specmeter.analysis.rank_cycles import RankCycles, common_rows, cycle_lags
 from specmeter.trace.build import RankTrace, Trace
 from specmeter.trace.host_clock import HostClock, calendar_shift
 
-COLLECTIVE_POINT = re.compile(r"\.(all_reduce|all_gather|gather|reduce_scatter|broadcast|all_to_all)$")
 # On no rank does such a call end before every rank has begun it, where calls block.
-_NEEDS_ALL = re.compile(r"\.(all_reduce|all_gather|reduce_scatter|all_to_all)$")
+_NEEDS_ALL = re.compile(r"\.(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)$")
 _MS = 1e6
 Ints = NDArray[np.int64]
 
@@ -114,7 +114,7 @@ class _Compared:
         first = max(-lag for _rank, lag in ranks)
         stop = min(len(rank.cycles) - lag for rank, lag in ranks)
         self.chosen = chosen[(chosen >= max(0, first)) & (chosen < stop)]
-        names = [i for i, name in enumerate(trace.index.names) if COLLECTIVE_POINT.search(name)]
+        names = [i for i, name in enumerate(trace.index.names) if COLLECTIVE.search(name)]
         self.names = np.array(names, np.int64)
 
     def skew(self, notes: list[str]) -> RankSkew:

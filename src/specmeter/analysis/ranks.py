@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.breakdown import breakdown, select
-from specmeter.analysis.rank_arrivals import COLLECTIVE_POINT, rank_skew
+from specmeter.analysis.costmodel_collectives import COLLECTIVE
+from specmeter.analysis.rank_arrivals import rank_skew
 from specmeter.analysis.stalls import without_stalls
 from specmeter.trace.build import RankTrace, Trace
 
@@ -41,7 +42,7 @@ def rank_row(rank: RankTrace, trace: Trace, requests: NDArray[np.bool_]) -> Rank
     """The row of ``rank`` over the decode cycles of the ``requests`` chosen."""
     chosen = select(rank, requests) & (rank.cycles.probed == 1)
     table = breakdown(rank, trace.index, without_stalls(rank.cycles.dur_ns, chosen))
-    collectives = {row.name: row for row in table.rows if COLLECTIVE_POINT.search(row.name)}
+    collectives = {row.name: row for row in table.rows if COLLECTIVE.search(row.name)}
     spent = {name: row.ms for name, row in collectives.items()}
     return RankRow(
         rank.host,
