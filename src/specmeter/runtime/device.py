@@ -75,7 +75,7 @@ class DeviceClock:
 
         def device_begin() -> int:
             first = None
-            if not self._off:
+            if (stamp or self.taking) and not self._off:
                 try:
                     first = self._open(point, stamp)
                 except Exception as error:
@@ -117,10 +117,8 @@ class DeviceClock:
             if not stamps.off:
                 return stamps.open_call(point) if stamps.ready else None
             self.outside = EVENTS  # no stamps to be had; ``describe`` says so
-        if self.outside == EVENTS:
-            assert self._events is not None
-            return self._events.record()
-        return None
+        events = self._events
+        return events.open() if self.outside == EVENTS and events is not None else None
 
     def _close(self, point: int, first: Any) -> None:
         assert self._backend is not None and self._events is not None
@@ -134,7 +132,7 @@ class DeviceClock:
             assert self.stamps is not None
             self.stamps.close_call(point, first)
         else:
-            self._events.close(point, self._cycle(), first)
+            self._events.close(point, first)
 
     def _replay_in(self) -> Optional[Tuple[int, int]]:
         """For a graph's launch: the cycle and the device point it happens in, if that is to be followed."""
@@ -186,7 +184,7 @@ class DeviceClock:
         if self._backend is None and not self._off:
             found, reason = find_backend()
             if found is not None:
-                self._events = EventSpans(found, self._give)
+                self._events = EventSpans(found, self._write, self._cycle)
                 self._backend, self.reason = found, ""
             elif reason:
                 self._off, self.reason = True, reason
@@ -206,13 +204,14 @@ class DeviceClock:
 
     def drain(self) -> None:
         """Write the spans that the device has passed. Called at a cycle's begin; asks, and never waits."""
-        if not self.taking or not self._lock.acquire(blocking=False):
+        if not self.taking or not self._lock.acquire(False):
             return
         try:
             self._now_in = 0
             backend = self._backend
             if backend is not None and not backend.capturing():
-                self._drain_stamps(backend)
+                if self.stamps is not None:
+                    self._drain_stamps(backend, self.stamps)
                 if not self._off and self._events is not None and self.outside == EVENTS:
                     self._drain_events(self._events)
         except Exception as error:
@@ -220,9 +219,8 @@ class DeviceClock:
         finally:
             self._lock.release()
 
-    def _drain_stamps(self, backend: Backend) -> None:
-        stamps = self.stamps
-        if stamps is None or (not stamps.ready and not stamps.set_up()):
+    def _drain_stamps(self, backend: Backend, stamps: StampClock) -> None:
+        if not stamps.ready and not stamps.set_up():
             return
         found = stamps.drain()
         if found is not None and not self._anchored and self._events is not None:
@@ -266,9 +264,6 @@ class DeviceClock:
         if found is not None:
             self._error_ns = found.error_ns
             self._write(layout.KIND_CLOCK_PAIR, layout.POINT_NONE, *found)
-
-    def _give(self, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
-        self._write(layout.KIND_DEVICE_SPAN, point, begin_ns, end_ns, self._cycle() - cycle)
 
     def describe(self) -> Dict[str, Any]:
         """For the process's report: why nothing is recorded (empty: it is), the backend and what it cannot do."""

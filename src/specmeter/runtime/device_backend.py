@@ -21,6 +21,7 @@ class Backend:
 
     ``event()`` is a new event with timing, ``mark(event)`` records it on the stream that is current in the calling
     thread, ``capturing()`` tells whether that stream is being captured, ``raw()`` is its handle (CUDA only).
+    ``query(event)`` and ``elapsed(first, second)`` (ms) are the events' own.
     """
 
     def __init__(self, torch: Any, name: str, module: Any) -> None:
@@ -30,6 +31,8 @@ class Backend:
         self.cannot: List[str] = [] if self.name == "cuda" else [_NO_GRAPHS]
         self.capturing: Callable[[], bool] = self._capturing(torch)
         self.mark: Callable[[Any], None] = _mark_plain
+        self.query: Callable[[Any], bool] = _query_plain
+        self.elapsed: Callable[[Any, Any], float] = _elapsed_plain
         self.raw: Optional[Callable[[], int]] = None
         if name == "cuda":
             self._go_lean(torch)
@@ -62,9 +65,12 @@ class Backend:
         private = getattr(torch, "_C", None)
         handle = getattr(private, "_cuda_getCurrentRawStream", None)
         device = getattr(private, "_cuda_getDevice", None)
-        record = getattr(getattr(private, "_CudaEventBase", None), "record", None)
+        base = getattr(private, "_CudaEventBase", None)
+        record = getattr(base, "record", None)
         if handle is None or device is None or record is None:
             return  # another torch than the ones that were looked at
+        self.query = getattr(base, "query", _query_plain)  # without the methods in Python around them
+        self.elapsed = getattr(base, "elapsed_time", _elapsed_plain)
         streams: Dict[int, Any] = {}
         current = self.module.current_stream
 
@@ -82,6 +88,14 @@ class Backend:
 
 def _mark_plain(event: Any) -> None:
     event.record()
+
+
+def _query_plain(event: Any) -> bool:
+    return bool(event.query())
+
+
+def _elapsed_plain(first: Any, second: Any) -> float:
+    return float(first.elapsed_time(second))
 
 
 def find_backend() -> Tuple[Optional[Backend], str]:

@@ -10,22 +10,27 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Deque, List, Optional, Tuple
 
+from . import layout
 from .device_backend import Backend
 from .device_pairs import ClockPair, bracket
 
 MOST_PENDING = 4096
-# point, cycle, begin and end on the device's clock, ns
-Give = Callable[[int, int, int, int], None]
+Cycle = Callable[[], int]
 
 
 class EventSpans:
-    """Pooled events of one backend. Whatever torch raises goes through to the caller, which turns the clock off."""
+    """Pooled events of one backend. Whatever torch raises goes through to the caller, which turns the clock off.
 
-    def __init__(self, backend: Backend, give: Give) -> None:
+    ``open()`` records an event on the current stream and gives it; ``close(point, first)`` says that the call which
+    began at it is over. They lie in the server's time, so they are closures over what they need. ``write(kind, point,
+    t0, t1, value)`` takes the spans, ``cycle()`` tells the cycle that runs.
+    """
+
+    def __init__(self, backend: Backend, write: Callable[[int, int, int, int, int], None], cycle: Cycle) -> None:
         self.dropped = 0
         self.shift_ns = 0  # device minus host, where times are to go on from another clock of the device
         self._backend = backend
-        self._give = give
+        self._write, self._cycle = write, cycle
         self._pool: List[Any] = []
         self._pending: Deque[Tuple[int, int, Any, Any]] = deque()
         self._last: Any = None
@@ -35,26 +40,38 @@ class EventSpans:
         self._anchor: Optional[Tuple[Any, int]] = None
         self._side: Any = None
         self._busy: List[Any] = []
+        self.open, self.close = self._make_marks()
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def record(self) -> Any:
-        """An event on the current stream."""
-        pool = self._pool
-        event = pool.pop() if pool else self._backend.event()
-        self._backend.mark(event)
-        return event
+    def _make_marks(self) -> Tuple[Callable[[], Any], Callable[[int, Any], None]]:
+        take, new, mark = self._pool.pop, self._backend.event, self._backend.mark
+        pending, put, cycle = self._pending, self._pending.append, self._cycle
 
-    def close(self, point: int, cycle: int, first: Any) -> None:
-        """The call that began at the event ``first`` is over."""
-        if len(self._pending) >= MOST_PENDING:
-            self.dropped += 1
-            return
-        self._pending.append((point, cycle, first, self.record()))
+        def open() -> Any:
+            try:
+                event = take()
+            except IndexError:  # asking first would let another thread take the last one meanwhile
+                event = new()
+            mark(event)
+            return event
+
+        def close(point: int, first: Any) -> None:
+            if len(pending) >= MOST_PENDING:
+                self.dropped += 1
+                return
+            try:
+                event = take()
+            except IndexError:
+                event = new()
+            mark(event)
+            put((point, cycle(), first, event))
+
+        return open, close
 
     def drain(self) -> None:
-        """Give the spans that the device has passed."""
+        """Write the spans that the device has passed."""
         if self._anchor is not None:
             if not self._anchor[0].query():
                 return
@@ -62,16 +79,21 @@ class EventSpans:
             self._last, self._passed_ns = self._paired
             self._held = self._last
         pending = self._pending
-        while pending and pending[0][3].query():
+        if not pending:
+            return
+        query, elapsed, free = self._backend.query, self._backend.elapsed, self._pool.append
+        now, write = self._cycle(), self._write
+        while pending and query(pending[0][3]):
             point, cycle, first, second = pending.popleft()
-            if self._last is not None:
-                self._passed_ns += round(self._last.elapsed_time(first) * 1e6)
-                if self._last is not self._held:
-                    self._pool.append(self._last)
-            length = round(first.elapsed_time(second) * 1e6)
-            self._give(point, cycle, self._passed_ns, self._passed_ns + length)
-            self._last = first
-            self._pool.append(second)
+            last, begin_ns = self._last, self._passed_ns
+            if last is not None:
+                begin_ns += round(elapsed(last, first) * 1e6)
+                if last is not self._held:
+                    free(last)
+            self._last, self._passed_ns = first, begin_ns
+            end_ns = begin_ns + round(elapsed(first, second) * 1e6)
+            write(layout.KIND_DEVICE_SPAN, point, begin_ns, end_ns, now - cycle)
+            free(second)
 
     def forget(self) -> None:
         """Let go of everything that waits, and of the events that times ran from."""

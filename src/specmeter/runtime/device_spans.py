@@ -30,6 +30,11 @@ class Joiner:
         self._give, self._give_graph = give, give_graph
         self._open: Dict[Tuple[int, int, int], Tuple[int, int]] = {}
 
+    def forget(self) -> None:
+        """Begin anew: no span that is open is to end."""
+        self._open.clear()
+        self._calls.clear()
+
     def take(self, rows: List[Row]) -> None:
         """Give the spans that end in ``rows``."""
         for row in rows:

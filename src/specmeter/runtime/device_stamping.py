@@ -183,8 +183,9 @@ class StampClock:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def armed(self) -> None:
-        """Records are written from now on: what lies in the ring is from before."""
+        """Records are written from now on: calls and replays from before are followed no more."""
         self._copied_ns = self._paired_ns = 0
+        self._joiner.forget()
         for graph in self.hooks.graphs.values():
             graph.followed.clear()
         if self.ring is not None:

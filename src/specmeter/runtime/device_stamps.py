@@ -23,6 +23,8 @@ from .device_pairs import ClockPair, bracket
 ROW = struct.Struct("<QIIIIII")
 ROWS = 8192
 GRAPHS = 4096
+# So many rows at most are taken over from before the first copy after ``skip``.
+FRESH = 512
 ORDINALS = 1 << 12
 _COUNTER, _TICKS, _REPLAYS = 0, 8, 64
 _ROWS_AT = _REPLAYS + 4 * GRAPHS
@@ -72,7 +74,8 @@ class StampRing:
             self._ask()
             self._stamp(self.stream, *self._places, 0, self._mask, 0, END, 0)
         self._made = False
-        self._next: Optional[int] = 1
+        self._next = 1
+        self._skip = False
         self._lock = allocate_lock()
 
     def stamp(self, stream: int, what: int, key: int, ordinal: int, number: int = 0) -> None:
@@ -96,8 +99,11 @@ class StampRing:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def skip(self) -> None:
-        """Leave out what was written until the next copy."""
-        self._next = None
+        """Begin anew: what was written over until the next copy is nobody's loss, and old rows are not looked at.
+
+        The newest rows are: calls launched since may have run before that copy is made.
+        """
+        self._skip = True
 
     def start_copy(self) -> None:
         """Have the rows copied; nothing happens while a copy is under way."""
@@ -121,12 +127,11 @@ class StampRing:
         view = self._host.view
         (counter,) = _U64.unpack_from(view, 0)
         (self.tick_ns,) = _U64.unpack_from(view, _U64.size)
-        if self._next is None:
-            self._next = counter
+        if self._skip:
+            self._next, self._skip = max(self._next, counter - FRESH), False
         return self._decode(view, counter)
 
     def _decode(self, view: Any, counter: int) -> List[Row]:
-        assert self._next is not None
         oldest = counter - self._mask - 1
         at = self._next
         if at < oldest:

@@ -244,7 +244,7 @@ def test_what_a_signal_handler_raises_in_our_frames_goes_to_the_server(monkeypat
     call(lambda: None)
     namespace: dict[str, Any] = {}
     exec(compile("def handler(*_):\n    raise TimeoutError('alarm')", "/server/own.py", "exec"), namespace)
-    monkeypatch.setattr(taken.clock._backend, "mark", namespace["handler"])
+    monkeypatch.setattr(taken.clock._backend, "capturing", namespace["handler"])
     with pytest.raises(TimeoutError, match="alarm"):
         call(lambda: None)
     assert taken.clock.describe()["reason"] == ""

@@ -116,6 +116,45 @@ def test_graphs_captured_before_arming_are_stamped_and_dormant_replays_are_not_r
     assert server.report["rows_lapped"] == 0
 
 
+def test_a_replay_that_the_first_copy_after_arming_cuts_in_two_is_whole(server: Server) -> None:
+    graph = server.capture(3 * MS, 3 * MS)
+    server.taken.arm()
+    cycles = []
+    for _ in range(3):
+        cycles.append(server.taken.cycle)
+        server.replay(graph.replay)
+        server.sim.wait(MS)  # the device is in the first step
+        server.taken.turn()
+    server.settle()
+    assert [s.own_cycle for s in server.taken.graphs()] == cycles
+    assert [s.own_cycle for s in server.taken.spans(STEP)] == [cycle for cycle in cycles for _ in range(2)]
+    assert server.report["spans_lost"] == server.report["rows_lapped"] == 0
+
+
+@pytest.mark.parametrize("dormant", [0, 3000])
+def test_arming_again_follows_nothing_from_before_and_counts_no_old_lap(monkeypatch: Any, dormant: int) -> None:
+    server = Server(monkeypatch, outside="stamps")
+    graph = server.capture(1_000)
+    server.begin()
+    call = server.taken.point(9)
+    for _ in range(20):
+        call(lambda: server.sim.kernel(5_000))
+        server.cycle(graph)
+    server.taken.clock.set_taking(False)  # the rows of most of these have not been read
+    for _ in range(dormant):
+        graph.replay()
+    server.taken.records.clear()
+    server.taken.arm()
+    wanted = server.taken.cycle
+    call(lambda: server.sim.kernel(5_000))
+    server.replay(graph.replay)
+    server.settle()
+    assert [s.own_cycle for s in server.taken.spans(9)] == [wanted]
+    assert [s.own_cycle for s in server.taken.graphs()] == [wanted]
+    assert server.report["spans_lost"] == server.report["rows_lapped"] == 0
+    assert server.report["rows_read"] < 1000
+
+
 def test_batch_sizes_step_counts_and_recaptures_are_graphs_of_their_own(server: Server) -> None:
     one, two = server.capture(10_000), server.capture(10_000, 20_000, 30_000)
     server.begin()
