@@ -238,7 +238,8 @@ class Deep:
         if self._order == _END:
             raise CannotProfile(self._why)
         folder = os.path.join(self._folder, "deep")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)  # not its parents: a link that was removed stays so
         name = os.path.join(folder, f"{self._stem()}-{self._id}")
         part = f"{name}.part"
         try:

@@ -143,7 +143,9 @@ class Tool:
     @property
     def mark_name(self) -> str:
         """The name of such a call in the trace."""
-        return "cudaStreamIsCapturing" if self.activity == CUDA else "aten::empty"
+        if self.activity == CPU:
+            return "aten::empty"
+        return "hipStreamIsCapturing" if getattr(self._torch.version, "hip", None) else "cudaStreamIsCapturing"
 
     def device_name(self) -> str:
         """The card's name; empty without one."""
