@@ -3,15 +3,21 @@
     PYTHONPATH=src python3 benchmarks/device_stamp_cost.py [--blocks 40] [--calls 200] [--quick]
 
 Host: blocks of calls in random order, each call a small kernel with a pair of marks around it, or bare; the cost of a
-pair is the difference of the block means, taken block round by block round. Once with an idle device (each block waits
-for it) and once behind a kernel that keeps the stream busy, as under run-ahead. The ways:
+pair is the difference of the block means, taken block round by block round, so the bare call is in none of them. Once
+with an idle device (each block waits for it) and once behind a kernel that keeps the stream busy, as under run-ahead.
+The ways:
 
     event_pair_former   pooled torch.cuda.Event, is_current_stream_capturing() and record() by torch's own methods
     event_pair_lean     runtime.device_backend: the C record on a kept Stream object
     stamp_ctypes        a stamp kernel each by cuLaunchKernel through ctypes
     stamp_triton        the same kernel in Triton, by Triton's launcher (left out without triton)
-    clock_events        a DeviceClock point as the server has it, drained once a call, outside = events
+    host_span           a host point alone: one look at the clock and the call that closes it
+    clock_events_marks  a DeviceClock point as the server has it, outside = events; what it queued is read between the
+                        blocks, outside the timed part
+    clock_events        the same, read at each call, as in a server with one device point a cycle
     clock_stamps        the same, outside = stamps
+
+``differences`` says what the two clock_events are made of, and ``calls_us`` what single calls into torch cost.
 
 Device: a graph of 200 small kernels clean and with 10 stamped calls, replayed in random order in one process; the cost
 of a stamp is the difference of the replays' times by events, over the stamps in it.
@@ -37,14 +43,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch as typed_torch
+from device_stamp_ways import POINT, Call, Way, drop, end_span, make_ways
 
 from specmeter.runtime.device import DeviceClock
 from specmeter.runtime.device_backend import Backend, find_backend
-from specmeter.runtime.device_driver import Driver
-from specmeter.runtime.device_stamps import END, StampRing
 
-Call = Callable[[], Any]
-POINT = 7
+MEANS = {
+    "host_us.*.bare_call": "the small kernel's launch alone, in none of the others",
+    "host_us.*.pair": "what a way adds to the bare call: both marks, and for clock_* all that the runtime does",
+    "host_us.*.differences.marks_over_lean": "clock_events_marks - event_pair_lean: the runtime's own work in the call",
+    "host_us.*.differences.read": "clock_events - clock_events_marks: a cycle's begin, with one span to read in it",
+    "calls_us": "one call into torch, the loop around it taken off",
+    "device_us.per_stamp": "(stamped_replay - clean_replay) / stamps",
+}
 torch: Any = typed_torch  # much of torch.cuda has no types
 
 
@@ -66,167 +77,50 @@ def main() -> None:
     kernel: Call = lambda: small.add_(1.0)  # noqa: E731
     ways, notes, clock = make_ways(found, kernel)
     document: dict[str, Any] = {"machine": machine(), "blocks": args.blocks, "calls": args.calls, "notes": notes}
+    document["means"] = MEANS
     document["host_us"] = {
         state: host_cost(ways, kernel, args, busy) for state, busy in (("idle", False), ("behind", True))
     }
+    document["calls_us"] = single_calls(found, args)
     document["device_us"] = graph_cost(args)
     document["clock"] = clock.describe()
     print(json.dumps(document, indent=1))
 
 
-# -- the ways ---------------------------------------------------------------------------------------------------------
-
-
-def make_ways(backend: Backend, kernel: Call) -> tuple[dict[str, Call], dict[str, str], DeviceClock]:
-    """Each way as a call of the kernel with a pair of marks around it."""
-    notes: dict[str, str] = {}
-    ring = StampRing(Driver())
-    ways: dict[str, Call] = {
-        "event_pair_former": former_events(kernel),
-        "event_pair_lean": lean_events(backend, kernel),
-        "stamp_ctypes": ctypes_stamps(ring, backend, kernel),
-    }
-    triton = triton_stamps(kernel, notes)
-    if triton is not None:
-        ways["stamp_triton"] = triton
-    ways["clock_events"], _ = clock_point("events", kernel)
-    ways["clock_stamps"], clock = clock_point("stamps", kernel)
-    return ways, notes, clock
-
-
-def former_events(kernel: Call) -> Call:
-    """As specmeter did it at first."""
-    cuda = torch.cuda
-    pool = [cuda.Event(enable_timing=True) for _ in range(64)]
-    place = 0
-
-    def record() -> None:
-        nonlocal place
-        if cuda.is_current_stream_capturing():
-            return
-        place = (place + 1) % len(pool)
-        pool[place].record()
-
-    def call() -> None:
-        record()
-        kernel()
-        record()
-
-    return call
-
-
-def lean_events(backend: Backend, kernel: Call) -> Call:
-    """As the runtime records them now."""
-    pool = [backend.event() for _ in range(64)]
-    place = 0
-
-    def record() -> None:
-        nonlocal place
-        if backend.capturing():
-            return
-        place = (place + 1) % len(pool)
-        backend.mark(pool[place])
-
-    def call() -> None:
-        record()
-        kernel()
-        record()
-
-    return call
-
-
-def ctypes_stamps(ring: StampRing, backend: Backend, kernel: Call) -> Call:
-    """Stamp kernels by the driver."""
-    raw = backend.raw
-    assert raw is not None
-    number = 0
-
-    def call() -> None:
-        nonlocal number
-        number += 1
-        if not backend.capturing():
-            ring.stamp(raw(), POINT, 0, 0, number)
-        kernel()
-        if not backend.capturing():
-            ring.stamp(raw(), POINT | END, 0, 0, number)
-
-    return call
-
-
-def triton_stamps(kernel: Call, notes: dict[str, str]) -> Call | None:
-    """The same by Triton; None, with the reason in ``notes``, where it cannot be had."""
-    try:
-        from device_stamp_triton import stamp
-    except Exception as error:
-        notes["stamp_triton"] = f"{type(error).__name__}: {error}"
-        return None
-    counter = torch.zeros(1, dtype=torch.int64, device="cuda")
-    rows = torch.zeros(8192, dtype=torch.int64, device="cuda")
-    try:
-        stamp[(1,)](counter, rows, 8191, num_warps=1)
-        torch.cuda.synchronize()
-    except Exception as error:
-        notes["stamp_triton"] = f"{type(error).__name__}: {error}"
-        return None
-
-    def call() -> None:
-        if not torch.cuda.is_current_stream_capturing():
-            stamp[(1,)](counter, rows, 8191, num_warps=1)
-        kernel()
-        if not torch.cuda.is_current_stream_capturing():
-            stamp[(1,)](counter, rows, 8191, num_warps=1)
-
-    return call
-
-
-def clock_point(outside: str, kernel: Call) -> tuple[Call, DeviceClock]:
-    """A device point with its host span, and a drain, as one cycle with one point."""
-    cycle = 0
-    clock = DeviceClock(_drop, lambda: cycle, outside)
-    begin, end = clock.pair(POINT, time.perf_counter_ns, _end)
-    clock.set_taking(True)
-
-    def call() -> None:
-        nonlocal cycle
-        cycle += 1
-        clock.drain()
-        token = begin()
-        end(token, kernel(), POINT)
-
-    return call, clock
-
-
-def _drop(*_record: int) -> None:
-    pass
-
-
-def _end(_t0: int, result: Any, _id: int) -> Any:
-    return result
-
-
 # -- host -------------------------------------------------------------------------------------------------------------
 
 
-def host_cost(ways: dict[str, Call], kernel: Call, args: argparse.Namespace, busy: bool) -> dict[str, Any]:
+def host_cost(ways: dict[str, Way], kernel: Call, args: argparse.Namespace, busy: bool) -> dict[str, Any]:
     """Cost of a pair of marks over the bare call, us, way by way."""
     order = random.Random(args.seed)
-    everything = {"bare": kernel, **ways}
+    everything = {"bare": Way(kernel), **ways}
     times: dict[str, list[float]] = {name: [] for name in everything}
-    for call in everything.values():
-        block(call, 50, False)
+    for way in everything.values():
+        block(way, args.calls, False)
     for _ in range(args.blocks):
         names = list(everything)
         order.shuffle(names)
         for name in names:
             times[name].append(block(everything[name], args.calls, busy))
-    bare = times.pop("bare")
-    costs = {name: median_interval([a - b for a, b in zip(found, bare, strict=True)]) for name, found in times.items()}
-    return {"bare_call": median_interval(bare), "pair": costs}
+
+    def less(name: str, other: str) -> dict[str, Any]:
+        return median_interval([a - b for a, b in zip(times[name], times[other], strict=True)])
+
+    return {
+        "bare_call": median_interval(times["bare"]),
+        "pair": {name: less(name, "bare") for name in ways},
+        "differences": {
+            "marks_over_lean": less("clock_events_marks", "event_pair_lean"),
+            "read": less("clock_events", "clock_events_marks"),
+        },
+    }
 
 
-def block(call: Call, calls: int, busy: bool) -> float:
+def block(way: Way, calls: int, busy: bool) -> float:
     """Mean host time of a call, us."""
     torch.cuda.synchronize()
+    way.between()
+    call = way.call
     if busy:
         torch.cuda._sleep(60_000_000)  # cycles, about 30 ms: the whole block is launched behind it
     before = time.perf_counter_ns()
@@ -237,13 +131,35 @@ def block(call: Call, calls: int, busy: bool) -> float:
     return (after - before) / calls / 1e3
 
 
+def single_calls(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    """Cost of single calls on an idle device, us."""
+    first, second = backend.event(), backend.event()
+    other = backend.event()
+    for event in (first, second, other):
+        backend.mark(event)
+    torch.cuda.synchronize()
+    calls: dict[str, Call] = {
+        "nothing": lambda: None,
+        "capturing": lambda: backend.capturing(),
+        "mark": lambda: backend.mark(other),
+        "query": lambda: backend.query(second),
+        "elapsed": lambda: backend.elapsed(first, second),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(args.blocks):
+        for name, call in calls.items():
+            times[name].append(block(Way(call), args.calls, False))
+    empty = times.pop("nothing")
+    return {name: median_interval([a - b for a, b in zip(t, empty, strict=True)]) for name, t in times.items()}
+
+
 # -- device -----------------------------------------------------------------------------------------------------------
 
 
 def graph_cost(args: argparse.Namespace, kernels: int = 200, stamped: int = 10) -> dict[str, Any]:
     """A clean graph and a stamped one of the same work, in one process, in random order."""
     work = torch.zeros(1 << 16, device="cuda")
-    clock = DeviceClock(_drop, lambda: 0, None, True)
+    clock = DeviceClock(drop, lambda: 0, None, True)
     call = point(clock)
 
     def capture(every: int) -> Any:
@@ -283,7 +199,7 @@ def graph_cost(args: argparse.Namespace, kernels: int = 200, stamped: int = 10) 
 
 def point(clock: DeviceClock) -> Callable[[Call], Any]:
     """A stamped point's call."""
-    begin, end = clock.pair(POINT, time.perf_counter_ns, _end, stamp=True)
+    begin, end = clock.pair(POINT, time.perf_counter_ns, end_span, stamp=True)
     return lambda function: end(begin(), function(), POINT)
 
 
