@@ -135,7 +135,11 @@ def sampling_line(wanted: dict[str, Any], found: list[dict[str, Any]]) -> str:
     """Which share of the cycles has the probes, why, and what number the processes draw by."""
     head = wanted.get("why") or f"{wanted['permille'] / 10:g} % of the cycles have the probes, drawn at random"
     counters = {(process.get("sampling") or {}).get("counter") for process in found if process["alive"]} - {None}
-    words = {"iteration": "the engine's forward counter", "cycle": "each process's own count of cycles"}
+    words = {
+        "iteration": "the engine's forward counter",
+        "cycle": "each process's own count of cycles",
+        "clock": "the host's clock in slots of 134 ms",
+    }
     by = " and ".join(words.get(str(counter), str(counter)) for counter in sorted(map(str, counters)))
     return f"{head}; drawn by {by}" if by else head
 

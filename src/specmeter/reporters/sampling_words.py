@@ -11,6 +11,7 @@ from specmeter.reporters.numbers import plus_minus
 _NUMBERS = {
     "iteration": "by the engine's own forward counter, the same cycles on every rank",
     "cycle": "by each process's own count of cycles: ranks may differ",
+    "clock": "by the host's clock in slots of 134 ms, in which all of its processes are alike",
 }
 _ANY = float("-inf")
 FEW = 60

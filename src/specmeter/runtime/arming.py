@@ -36,6 +36,7 @@ class Arming:
         self.in_flight: List[str] = []
         self.mix: Dict[str, int] = {}
         self.mixer: Optional[Mixer] = None
+        self.by_clock = False  # several processes work on one cycle
         self.pairs: Dict[int, Pair] = {}
         self.ranges: Optional[Ranges] = None
         self._bare: Dict[int, Tuple[str, Pair]] = {}
@@ -190,7 +191,7 @@ class Arming:
         self.mixer = Mixer(
             self._live, recorder.write, self.mix["seed"], self.mix["permille"], recorder.take_engine_number,
             lambda: tuple(recorder.lanes), lambda: self.changing, self._news,
-            lambda: recorder.spent_ns,
+            lambda: recorder.spent_ns, self.by_clock,
         )  # fmt: skip
         self.mixer.begin()
         recorder.on_cycle = self.mixer

@@ -18,7 +18,8 @@ MOST_WAITS = 3
 QUIET = 4
 WARM = 8
 KEPT = 4096
-ENGINE, RING = "iteration", "cycle"
+ENGINE, RING, CLOCK = "iteration", "cycle", "clock"
+SLOT_BITS = 27  # 134 ms
 
 
 def drawn(number: int, seed: int, permille: int) -> bool:
@@ -43,7 +44,9 @@ class Mixer:
     """Called at the begin of each cycle; "out" means the original code objects, the cycle point alone staying in.
 
     The draw is a hash of the seed and of ``counter()``: the engine's own number of the cycle before, read there, so
-    that all ranks draw alike. Where it gives None, or the number of last time, the ring's cycle number is used.
+    that all ranks draw alike. Where it gives None, or the number of last time, the ring's cycle number is used; with
+    ``by_clock`` the time in slots of 134 ms, so that processes of one host which work on the same cycles, but do not
+    count alike, agree but for the cycles at a slot's edge.
 
     Writes a mark at each change: 1 in, 0 out, from this cycle on; the mark's length is the time that the change took.
     A frame that is on the stack at a change, of this thread or of another that writes records (``threads`` gives their
@@ -64,6 +67,7 @@ class Mixer:
         lock: Callable[[], Any] = RLock,
         known: Callable[[], None] = lambda: None,
         spent: Callable[[], int] = lambda: 0,
+        by_clock: bool = False,
     ) -> None:
         self._swaps = swaps
         self._write = write
@@ -85,7 +89,8 @@ class Mixer:
         self._side = OUT
         self._fresh = True
         self._waits = 0
-        self._drawn = {ENGINE: 0, RING: 0}
+        self._own = CLOCK if by_clock else RING
+        self._drawn = {ENGINE: 0, self._own: 0}
         self._entered = {IN: 0, OUT: 0, MIXED: 0}
         self._codes: Dict[int, Tuple[int, str]] = {}
         self._moves: Dict[int, List[Tuple[Any, Any]]] = {IN: [], OUT: []}
@@ -94,7 +99,7 @@ class Mixer:
 
     def __call__(self, cycle: int, now_ns: int) -> None:
         self._account()
-        wanted = IN if drawn(self._number(cycle), self._seed, self._permille) else OUT
+        wanted = IN if drawn(self._number(cycle, now_ns), self._seed, self._permille) else OUT
         if self._paused:
             return None
         if self._now == MIXED and not self._fresh:
@@ -129,7 +134,7 @@ class Mixer:
 
     def describe(self) -> Dict[str, Any]:
         """For the process's report: the share asked for, what draws went by, how often each state was entered."""
-        by = ENGINE if self._drawn[ENGINE] >= self._drawn[RING] else RING
+        by = ENGINE if self._drawn[ENGINE] >= self._drawn[self._own] else self._own
         return {
             "seed": self._seed,
             "permille": self._permille,
@@ -167,17 +172,19 @@ class Mixer:
 
     # -- the draw -------------------------------------------------------------------------------------------------
 
-    def _number(self, cycle: int) -> int:
+    def _number(self, cycle: int, now_ns: int) -> int:
         number = self._counter()
         if number is not None and number == self._last:
             number = None  # a counter that stands still would draw the same for ever
         else:
             self._last = number
-        kind = RING if number is None else ENGINE
+        kind = self._own if number is None else ENGINE
         self._drawn[kind] += 1
         if self._drawn[kind] == 2:
             self._known()
-        return cycle if number is None else number
+        if number is None:
+            return cycle if self._own == RING else now_ns >> SLOT_BITS
+        return number
 
     # -- the change -----------------------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class Runtime:
             self.plan = json.loads(raw)
             self._plan_hash = hashlib.sha256(raw).digest()
             self._points = {point["id"]: point for point in self.plan["points"]}
+            cycles = [point for point in self.plan["points"] if point.get("role") == "cycle"]
+            self.arming.by_clock = any(point["name"].endswith(".core") for point in cycles)
             self.knobs = Knobs(self.plan, self.recorder.write, self._news)
             forks.follow(self)
             atexit.register(self._at_exit)

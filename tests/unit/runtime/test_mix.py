@@ -89,6 +89,21 @@ def test_without_the_engines_number_the_rings_is_used_and_said() -> None:
     assert rank.mixer.describe()["counter"] == "cycle"
 
 
+def test_processes_without_a_common_count_draw_by_the_clock() -> None:
+    """A core and a worker that begins each cycle 0.8 ms later, of 12 ms, and counts from elsewhere."""
+    core, worker = Rank(5, 300, 0), Rank(5, 300, 900)
+    alike = 0
+    for rank in (core, worker):
+        rank.mixer._own, rank.mixer._drawn = "clock", {"iteration": 0, "clock": 0}
+    for number in range(5_000):
+        at = 12_000_000 * number
+        core.mixer(core.cycle + number, at)
+        worker.mixer(worker.cycle + number, at + 800_000)
+        alike += core.state == worker.state
+    assert alike > 0.98 * 5_000
+    assert core.mixer.describe()["counter"] == "clock" and 0.2 < core.mixer.describe()["points"]["sampled"] / 4096 < 0.4
+
+
 def test_a_number_that_stands_still_does_not_draw_the_same_for_ever() -> None:
     rank = Rank(5, 300, 0)
     found = [rank.run(7) for _ in range(1_000)]
