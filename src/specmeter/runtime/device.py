@@ -72,12 +72,13 @@ class DeviceClock:
         clock that failed off for good.
         """
         opened: Dict[int, Any] = {}
+        mark, close = self._open, self._close
 
         def device_begin() -> int:
             first = None
             if (stamp or self.taking) and not self._off:
                 try:
-                    first = self._open(point, stamp)
+                    first = mark(point, stamp)
                 except Exception as error:
                     self._failed(error)
             t0 = begin()
@@ -92,7 +93,7 @@ class DeviceClock:
             first = opened.pop(t0, None) if opened else None
             if first is not None and not self._off:
                 try:
-                    self._close(point, first)
+                    close(point, first)
                 except Exception as error:
                     self._failed(error)
             self._now_in = 0
@@ -208,12 +209,16 @@ class DeviceClock:
             return
         try:
             self._now_in = 0
-            backend = self._backend
-            if backend is not None and not backend.capturing():
-                if self.stamps is not None:
-                    self._drain_stamps(backend, self.stamps)
-                if not self._off and self._events is not None and self.outside == EVENTS:
-                    self._drain_events(self._events)
+            backend, stamps, events = self._backend, self.stamps, self._events
+            if backend is None or events is None:
+                return
+            if stamps is None and not events.pending and self._clock() < self._paired_ns:
+                return  # as in the cycles that are not sampled
+            if not backend.capturing():
+                if stamps is not None:
+                    self._drain_stamps(backend, stamps)
+                if not self._off and self.outside == EVENTS:
+                    self._drain_events(events)
         except Exception as error:
             self._failed(error)
         finally:

@@ -23,7 +23,7 @@ class EventSpans:
 
     ``open()`` records an event on the current stream and gives it; ``close(point, first)`` says that the call which
     began at it is over. They lie in the server's time, so they are closures over what they need. ``write(kind, point,
-    t0, t1, value)`` takes the spans, ``cycle()`` tells the cycle that runs.
+    t0, t1, value)`` takes the spans, ``cycle()`` tells the cycle that runs. ``pending`` has what waits to be read.
     """
 
     def __init__(self, backend: Backend, write: Callable[[int, int, int, int, int], None], cycle: Cycle) -> None:
@@ -32,7 +32,7 @@ class EventSpans:
         self._backend = backend
         self._write, self._cycle = write, cycle
         self._pool: List[Any] = []
-        self._pending: Deque[Tuple[int, int, Any, Any]] = deque()
+        self.pending: Deque[Tuple[int, int, Any, Any]] = deque()
         self._last: Any = None
         self._passed_ns = 0
         self._held: Any = None  # where times run from: not to be recorded again
@@ -43,11 +43,11 @@ class EventSpans:
         self.open, self.close = self._make_marks()
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self.pending)
 
     def _make_marks(self) -> Tuple[Callable[[], Any], Callable[[int, Any], None]]:
         take, new, mark = self._pool.pop, self._backend.event, self._backend.mark
-        pending, put, cycle = self._pending, self._pending.append, self._cycle
+        pending, put, cycle = self.pending, self.pending.append, self._cycle
 
         def open() -> Any:
             try:
@@ -78,7 +78,7 @@ class EventSpans:
             self._paired, self._anchor = self._anchor, None
             self._last, self._passed_ns = self._paired
             self._held = self._last
-        pending = self._pending
+        pending = self.pending
         if not pending:
             return
         query, elapsed, free = self._backend.query, self._backend.elapsed, self._pool.append
@@ -97,7 +97,7 @@ class EventSpans:
 
     def forget(self) -> None:
         """Let go of everything that waits, and of the events that times ran from."""
-        self._pending.clear()
+        self.pending.clear()
         self._pool.clear()
         self._last = self._paired = self._anchor = None
         self._passed_ns = 0
