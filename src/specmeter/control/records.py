@@ -55,12 +55,15 @@ class NewRecords:
         ``pass_holes`` goes over records that a thread has begun and not completed: for when nothing more is written.
         """
         for _ in range(_TRIES):
+            if (self.position + 1) % _MARKS == 0:
+                self.position += 1  # no record has the mark 0: that place is never written
             slot = self.position % self.capacity
             count = min(limit, self.capacity - slot)
             place = layout.HEADER_SIZE + slot * layout.RECORD_SIZE
-            data = os.pread(self._handle, count * layout.RECORD_SIZE, place)
-            marks = _marks(data)
+            marks = _marks(os.pread(self._handle, count * layout.RECORD_SIZE, place))
             ready = self._ready(marks)
+            # Read again: a copy made while a record is completed may hold its mark, and what was there before.
+            data = os.pread(self._handle, ready * layout.RECORD_SIZE, place)
             # What the writer overtook while it was copied is worth nothing: its marks are read once more.
             if ready and _marks(os.pread(self._handle, ready * layout.RECORD_SIZE, place)) == marks[:ready]:
                 self.position += ready
@@ -75,9 +78,9 @@ class NewRecords:
         wanted = array(
             marks.typecode, (mark % _MARKS for mark in range(self.position + 1, self.position + 1 + len(marks)))
         )
-        if wanted == marks:
+        if wanted == marks and all(wanted[-1:]):
             return len(marks)
-        return next(at for at, pair in enumerate(zip(marks, wanted)) if pair[0] != pair[1])  # noqa: B905 (3.9)
+        return next(at for at, pair in enumerate(zip(marks, wanted)) if pair[0] != pair[1] or not pair[1])  # noqa: B905 (3.9)
 
     def _overtaken(self, mark: int) -> bool:
         ahead = (mark - 1 - self.position) % _MARKS
@@ -93,18 +96,21 @@ class NewRecords:
 
     def _skip(self) -> None:
         """Go on where the writer will not be for a while; the rest of the lap is lost."""
-        target = max(self.position + 1, self._newest() + 2 - self.capacity + self.capacity // 8)
+        newest = self.position + (self._newest() - self.position + _MARKS // 2) % _MARKS - _MARKS // 2
+        target = max(self.position + 1, newest + 2 - self.capacity + self.capacity // 8)
         self.lost += target - self.position
         self.position = target
 
     def _newest(self) -> int:
-        """Life position of the newest record, -1 without any."""
-        newest, at = 0, layout.HEADER_SIZE
+        """Life position of the newest record, -1 without any. Small marks beside great ones have started over."""
+        newest, small, at = 0, 0, layout.HEADER_SIZE
         while True:
             data = os.pread(self._handle, PIECE * layout.RECORD_SIZE, at)
             if len(data) < layout.RECORD_SIZE:
-                return newest - 1
-            newest = max(newest, *_marks(data), 0)
+                return (small + _MARKS if small and newest - small > _MARKS // 2 else newest) - 1
+            marks = _marks(data)
+            newest = max(newest, *marks, 0)
+            small = max(small, *(mark for mark in marks if mark < _MARKS // 2), 0)
             at += len(data)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specmeter.trace.ring import RECORD_DTYPE, Records, RingCursor
+from specmeter.trace.ring import MARKS, RECORD_DTYPE, Records, RingCursor, life_positions
 
 _PIECE = 1024
 _COUNT = np.arange(_PIECE, dtype=np.int64)
@@ -37,7 +37,7 @@ class Tail(RingCursor):
         self._marks = self._plain["seq"]
         self._stuck_at = -1
         # The newest mark is the next slot's number. One look over the file, when the ring is opened.
-        self.next_position = int(np.ascontiguousarray(self._marks).max(initial=0))
+        self.next_position = int(life_positions(np.ascontiguousarray(self._marks)).max(initial=-1)) + 1
         if held:
             self.next_position = max(0, self.next_position - self.header.capacity * 7 // 8)
 
@@ -60,10 +60,11 @@ class Tail(RingCursor):
 
     def _take(self) -> Records:
         """The completed records up to the ring's end, at most 1024; nothing, and ``lost``, when it was overtaken."""
+        self._pass_unwritten()
         slot = self.next_position % self.header.capacity
         marks = self._marks[slot : slot + _PIECE]
         wanted = (_COUNT[: len(marks)] + (self.next_position + 1)).astype(np.uint32)
-        differs = marks != wanted
+        differs = (marks != wanted) | (wanted == 0)
         ready = int(np.argmax(differs)) if differs.any() else len(marks)
         chunk: Records = self._plain[slot : slot + ready].copy()
         # The marks are read a second time: what the writer overtook meanwhile is worth nothing.
@@ -94,6 +95,7 @@ class Tail(RingCursor):
 
     def _written(self, position: int) -> bool:
         """Whether the slot of a life position holds anything but what it held a lap before, or 0 in the first lap."""
+        position += (position + 1) % MARKS == 0  # that one is never written
         capacity = self.header.capacity
         before = position - capacity
-        return int(self._marks[position % capacity]) != (before + 1 if before >= 0 else 0)
+        return int(self._marks[position % capacity]) != ((before + 1) % MARKS if before >= 0 else 0)

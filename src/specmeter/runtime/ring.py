@@ -108,11 +108,8 @@ class Ring:
                         self._lap((self._first + self.capacity) % MARKS)
             elif (mark := last_word(word, lap[1]) >> 32) < MARKS:
                 return word * 8, mark
-
-    def written(self) -> int:
-        """How many marks were taken so far, modulo 2**32. Looks without taking one."""
-        following = int(repr(self._numbers).split("(")[1].split(",")[0])
-        return self._first + (following - FIRST_WORD) // WORDS - 1
+            else:
+                self.words[word + WORDS - 1] = 0
 
     def close(self) -> None:
         """Unmap the file; nothing can be written any more."""
@@ -121,5 +118,4 @@ class Ring:
 
     def _lap(self, first: int) -> None:
         self._first = first
-        self._numbers = count(FIRST_WORD, WORDS)
-        self.lap = self._numbers.__next__, (first << 32) - FIRST_WORD * MARK_OF_WORD
+        self.lap = count(FIRST_WORD, WORDS).__next__, (first << 32) - FIRST_WORD * MARK_OF_WORD

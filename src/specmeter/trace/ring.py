@@ -28,9 +28,12 @@ RECORD_DTYPE = np.dtype(
 Records = NDArray[np.void]
 
 _KINDS = layout.KIND_GRAPH_SPAN + 1
-_SEQ_SPAN = 1 << 32
+# Marks have 32 bits; no record has the mark 0, so the last position before they start over is never written.
+MARKS = 1 << 32
 # Records that threads had begun and a kill cut off; more holes than this mean a damaged file.
 _MAX_HOLES = 256
+# So many records from the end of a lap, a running writer may begin the next one while the file is analysed.
+_NEAR_END = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,13 @@ def read_ring(path: Path) -> Ring:
     low, high = first % header.capacity, last % header.capacity
     if low <= high:
         records, good = slots[low : high + 1], good[low : high + 1]
+        if high + _NEAR_END >= header.capacity:
+            records = records.copy()  # a writer may come round and change what the file shows
     else:
         records = np.concatenate([slots[low:], slots[: high + 1]])
         good = np.concatenate([good[low:], good[: high + 1]])
+    past = _overwritten(good, marks != column(slots, "seq"), first)
+    records, good, first, wanted = records[past:], good[past:], first + past, wanted - past
     holes = wanted - int(np.count_nonzero(good))
     if holes > min(_MAX_HOLES, wanted):
         _damaged(path, f"{holes} of its {wanted} records carry no commit mark")
@@ -95,6 +102,17 @@ def read_ring(path: Path) -> Ring:
         records = records[good]
     _check_fields(path, records)
     return Ring(header, records, first, first, holes)
+
+
+def _overwritten(good: NDArray[np.bool_], changed: NDArray[np.bool_], first: int) -> int:
+    """How many of the oldest records a running writer has overwritten since their marks were read.
+
+    ``good`` in the order of writing, from life position ``first``; ``changed``: by slot, the marks that are others now.
+    """
+    if not changed.any():
+        return 0
+    gone = np.flatnonzero(good & changed[(first + np.arange(len(good))) % len(changed)])
+    return int(gone[-1]) + 1 if len(gone) else 0
 
 
 def read_header(path: Path) -> RingHeader:
@@ -139,28 +157,48 @@ class RingCursor:
         Stops before the first slot that is not complete yet. Records that the writer overwrote before they were read
         are skipped and counted in ``lost``.
         """
+        self._pass_unwritten()
         capacity = self.header.capacity
         count = min(limit, capacity)
-        at = (self.next_position + np.arange(count, dtype=np.int64)) % capacity
-        chunk: Records = self._slots[at]
-        ahead = (chunk["seq"].astype(np.int64) - 1 - self.next_position) % _SEQ_SPAN
-        ready = int(np.argmin(ahead == np.arange(count))) if not np.all(ahead == np.arange(count)) else count
-        lapped = ready < count and 0 < ahead[ready] < _SEQ_SPAN // 2 and ahead[ready] != ready
+        places = np.arange(count, dtype=np.int64)
+        at = (self.next_position + places) % capacity
+        # The marks first: a copy made while a record is completed may hold its mark, and what was there before.
+        marks = self._slots["seq"][at]
+        ahead = (marks.astype(np.int64) - 1 - self.next_position) % MARKS
+        complete = (ahead == places) & (marks != 0)
+        ready = count if complete.all() else int(np.argmin(complete))
+        lapped = ready < count and marks[ready] != 0 and 0 < ahead[ready] < MARKS // 2 and ahead[ready] != ready
+        chunk: Records = self._slots[at[:ready]]
         # A copy that the writer may have lapped meanwhile is worth nothing: the marks are read a second time.
-        again = (self._slots["seq"][at[:ready]].astype(np.int64) - 1 - self.next_position) % _SEQ_SPAN
-        if lapped or not np.array_equal(again, np.arange(ready)):
+        if lapped or not np.array_equal(self._slots["seq"][at[:ready]], marks[:ready]):
             self._skip_lapped()
             return chunk[:0]
         self.next_position += ready
-        return chunk[:ready]
+        return chunk
 
     def _skip_lapped(self) -> None:
         marks = np.ascontiguousarray(self._slots["seq"])
-        _good, first, last = _complete(self.header.path, marks, self.header.capacity)
+        _good, _first, last = _complete(self.header.path, marks, self.header.capacity)
+        last = self.next_position + (last - self.next_position + MARKS // 2) % MARKS - MARKS // 2
         # A little head start, so that the writer does not lap the reader again at once.
-        target = max(self.next_position, min(last, first + self.header.capacity // 8))
+        oldest = last - self.header.capacity + 2
+        target = max(self.next_position, min(last, oldest + self.header.capacity // 8))
         self.lost += target - self.next_position
         self.next_position = target
+
+    def _pass_unwritten(self) -> None:
+        if (self.next_position + 1) % MARKS == 0:
+            self.next_position += 1
+
+
+def life_positions(marks: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """The life positions (from 0) that marks stand for, -1 for the mark 0.
+
+    A ring's marks are near each other: where they are far apart, they have started over, and the small ones are newer.
+    """
+    position = marks.astype(np.int64) - 1
+    position[(position >= 0) & (position.max(initial=-1) - position > MARKS // 2)] += MARKS
+    return position
 
 
 def _complete(path: Path, marks: NDArray[np.uint32], capacity: int) -> tuple[NDArray[np.bool_], int, int]:
@@ -170,7 +208,7 @@ def _complete(path: Path, marks: NDArray[np.uint32], capacity: int) -> tuple[NDA
     if bool(np.all(good | (marks == 0))):
         last = int(capacity - 1 - np.argmax(good[::-1])) if bool(good.any()) else -1
         return good, 0, last
-    position = marks.astype(np.int64) - 1
+    position = life_positions(marks)
     if bool(np.any((position % capacity != slot) & (position >= 0))):
         _damaged(path, "a commit mark does not belong to its slot")
     last = int(position.max())
