@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,9 @@ def test_together_refuses_arms_that_need_their_own_start() -> None:
     with pytest.raises(SpecmeterError, match="differ in more"):
         ComparePlan(arms, (PROMPT,), 2, Sending(8), together=True)
     with pytest.raises(SpecmeterError, match="travel with a request or can be switched"):
-        ComparePlan(arms_from_words(["baseline", "k=2"], SGLANG), (PROMPT,), 2, Sending(8), together=True)
+        arms = arms_from_words(["baseline", "k=2"], SGLANG)
+        unknown = tuple(replace(arm, spec=replace(arm.spec, engine=None)) for arm in arms)
+        ComparePlan(unknown, (PROMPT,), 2, Sending(8), together=True)
 
 
 def test_logged_arguments_of_both_engines() -> None:
