@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,19 @@ def drawn_overhead(rank: RankTrace, requests: Sequence[Request] = (), trim: floa
     if found is None:
         return None
     return replace(found, ms=_scaled(found.ms, float(np.median(ms[clean]))))
+
+
+def overhead_facts(rank: RankTrace, requests: Sequence[Request]) -> dict[str, Any] | None:
+    """Cycles with probes in against cycles of the original code, drawn at random; None where nothing was drawn."""
+    found = drawn_overhead(rank, requests)
+    if found is None:
+        return None
+    return {
+        "ms": found.ms.as_json(),
+        "percent": found.percent.as_json(),
+        "cycles_in": found.cycles_in,
+        "cycles_out": found.cycles_out,
+    }
 
 
 def comparable(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.bool_]:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from specmeter import __version__
 from specmeter.analysis.acceptance import Acceptance, acceptance, clusters
 from specmeter.analysis.breakdown import Breakdown, breakdown, select
-from specmeter.analysis.overhead import drawn_overhead
+from specmeter.analysis.overhead import overhead_facts
 from specmeter.analysis.ranks import rank_tables
-from specmeter.analysis.sampling import Share, clean_cycles, sampling_facts
+from specmeter.analysis.sampling import Share, clean_cycles, cycle_times, sampling_facts
 from specmeter.analysis.seams import device_facts
 from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import (
@@ -122,7 +122,7 @@ def analyse(
         "cycle": {
             "mean_ms": cycle.as_json(),
             **_cycle_facts(table, rank, without_stalls(rank.cycles.dur_ns, chosen)),
-            **(_cycle_times(rank, every) if share is not None else {}),
+            **(cycle_times(rank, every) if share is not None else {}),
             "stalled": stall_facts(rank.cycles.dur_ns, averaged),
         },
         **_tables(table),
@@ -135,7 +135,7 @@ def analyse(
         **gain,
         "device": device_facts(rings, rank, timed),
         "measured_speedup": measured.as_json() if measured else None,
-        "overhead": _overhead(rank, trace.requests),
+        "overhead": overhead_facts(rank, trace.requests),
         **({"sampling": sampling_facts(rank, chosen, trace.requests, share, reports)} if share is not None else {}),
         **rank_tables(trace, mask),
         "records": {"count": trace.records, "overwritten": trace.overwritten, "holes": trace.holes},
@@ -171,12 +171,6 @@ def _cycle_facts(table: Breakdown, rank: RankTrace, chosen: NDArray[np.bool_]) -
         "batch_mean": float(batch[batch > 0].mean()) if bool((batch > 0).any()) else None,
         "drift": asdict(drift) if drift else None,
     }
-
-
-def _cycle_times(rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any]:
-    """p50, p95 and count over cycles of either kind, sampled and clean."""
-    p50, p95 = np.percentile(rank.cycles.dur_ns[chosen] / 1e6, [50, 95]).tolist()
-    return {"p50_ms": p50, "p95_ms": p95, "count": int(np.count_nonzero(chosen))}
 
 
 def _tables(table: Breakdown) -> dict[str, Any]:
@@ -251,19 +245,6 @@ def measured_ratio(requests: Sequence[Request], setting: str | None, baseline: s
 
 def _measured(requests: Sequence[Request], setting: str | None) -> Interval | None:
     return None if setting == BASELINE else measured_ratio(requests, setting)
-
-
-def _overhead(rank: RankTrace, requests: Sequence[Request]) -> dict[str, Any] | None:
-    """Cycles with probes in against cycles of the original code, drawn at random; None where nothing was drawn."""
-    found = drawn_overhead(rank, requests)
-    if found is None:
-        return None
-    return {
-        "ms": found.ms.as_json(),
-        "percent": found.percent.as_json(),
-        "cycles_in": found.cycles_in,
-        "cycles_out": found.cycles_out,
-    }
 
 
 def _verdict(document: dict[str, Any], measured: Interval | None) -> dict[str, Any]:

@@ -141,6 +141,12 @@ def sampling_facts(
     }
 
 
+def cycle_times(rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+    """p50, p95 and count over cycles of either kind, sampled and clean."""
+    p50, p95 = np.percentile(rank.cycles.dur_ns[chosen] / 1e6, [50, 95]).tolist()
+    return {"p50_ms": p50, "p95_ms": p95, "count": int(np.count_nonzero(chosen))}
+
+
 def clean_cycles(rank: RankTrace, chosen: NDArray[np.bool_], requests: Sequence[Request]) -> NDArray[np.bool_]:
     """Of ``chosen``, the cycles of either kind whose times can be set side by side; all of them if none was drawn."""
     usable = chosen & comparable(rank, requests)

@@ -36,7 +36,7 @@ class Arming:
         self.in_flight: List[str] = []
         self.mix: Dict[str, int] = {}
         self.mixer: Optional[Mixer] = None
-        self.by_clock = False  # several processes work on one cycle
+        self._cycles: List[str] = []
         self.pairs: Dict[int, Pair] = {}
         self.ranges: Optional[Ranges] = None
         self._bare: Dict[int, Tuple[str, Pair]] = {}
@@ -51,6 +51,10 @@ class Arming:
     def renew_locks(self) -> None:
         """In a forked child: another thread may have held them."""
         self.lock, self.changing = RLock(), RLock()
+
+    def plan(self, points: List[Dict[str, Any]]) -> None:
+        """See which cycle points there are to draw for: without one every probe stays in."""
+        self._cycles = [str(point["name"]) for point in points if point.get("role") == "cycle"]
 
     # -- points ---------------------------------------------------------------------------------------------------
 
@@ -187,11 +191,13 @@ class Arming:
         if self.mixing and self.mixer is not None:
             return self.mixer.redraw(self.mix["seed"], self.mix["permille"])
         self._stop_mix()
+        if not self._cycles:
+            return None
         recorder = self._recorder
         self.mixer = Mixer(
             self._live, recorder.write, self.mix["seed"], self.mix["permille"], recorder.take_engine_number,
             lambda: tuple(recorder.lanes), lambda: self.changing, self._news,
-            lambda: recorder.spent_ns, self.by_clock,
+            lambda: recorder.spent_ns, any(name.endswith(".core") for name in self._cycles),
         )  # fmt: skip
         self.mixer.begin()
         recorder.on_cycle = self.mixer

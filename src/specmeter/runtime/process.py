@@ -77,8 +77,7 @@ class Runtime:
             self.plan = json.loads(raw)
             self._plan_hash = hashlib.sha256(raw).digest()
             self._points = {point["id"]: point for point in self.plan["points"]}
-            cycles = [point for point in self.plan["points"] if point.get("role") == "cycle"]
-            self.arming.by_clock = any(point["name"].endswith(".core") for point in cycles)
+            self.arming.plan(self.plan["points"])
             self.knobs = Knobs(self.plan, self.recorder.write, self._news)
             forks.follow(self)
             atexit.register(self._at_exit)
@@ -110,7 +109,7 @@ class Runtime:
             self.arming.stamped = {id for id, point in self._points.items() if inside and point.get("stamp")}
         self.generation = int(state["generation"])
         self._watchdog_s = float(state.get("watchdog_s") or 0.0)
-        self.arming.mix = dict(state.get("mix") or {}) if self._has_cycles() else {}
+        self.arming.mix = dict(state.get("mix") or {})
         self.arming.show_ranges(bool(state.get("nvtx")))
         if state.get("detached"):
             self.detached = self.arming.left = True
@@ -202,8 +201,7 @@ class Runtime:
                 state = json.loads(file.read())["state"]
             self._watchdog_s = float(state.get("watchdog_s") or 0.0)
             self.arming.show_ranges(bool(state.get("nvtx")))
-            mixed = word == "mix" and self._has_cycles()
-            again = mixed and self.arming.armed and self.arming.mixing
+            again = word == "mix" and self.arming.armed and self.arming.mixing
             self.arming.mix = {}
             if again:
                 self._beat_by = self._next_beat()
@@ -212,14 +210,10 @@ class Runtime:
                 self._set_armed(word != "disarm")
         if self.arming.armed and not again:
             self.arming.refuse_endless(self._hurried)
-        if mixed:
+        if word == "mix":
             self._start_mix(int(rest[1]), int(rest[2]))
         self.generation = int(rest[0])
         return None
-
-    def _has_cycles(self) -> bool:
-        """Whether the plan has a cycle to draw for; without one every probe stays in."""
-        return any(point.get("role") == "cycle" for point in self._points.values())
 
     def _start_mix(self, seed: int, permille: int) -> None:
         with self.arming.lock:
