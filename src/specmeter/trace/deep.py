@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specmeter.errors import SpecmeterError
 from specmeter.trace.build import Trace
 from specmeter.trace.deep_build import build_window
@@ -36,6 +34,7 @@ __all__ = [
 
 FOLDER = "deep"
 _META = ".meta.json"
+_MOST = 1 << 62
 _INTEGERS = ("pid", "start", "rank", "id", "begin_ns", "end_ns", "first_cycle", "cycles")
 
 
@@ -124,8 +123,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("format") != 1:
         why = "It is of a format that is not known here"
     else:
-        wrong = [key for key in _INTEGERS if type(meta.get(key)) is not int]
+        wrong = [key for key in _INTEGERS if not _number(meta.get(key))]
+        wrong += [key for key in ("thread", "native_thread") if not _number(meta.get(key, -1))]
         wrong += [key for key in ("host", "boot_id", "activity") if not isinstance(meta.get(key), str)]
+        wrong += ["cycles"] if "cycles" not in wrong and meta["cycles"] < 1 else []
         for key in ("start_marks", "stop_marks", "start_pairs", "stop_pairs"):
             wrong += [] if _numbers(meta.get(key, []), 2 if "marks" in key else 3) else [key]
         for key in ("prepare_ns", "start_ns", "stop_ns", "export_ns"):
@@ -141,5 +142,9 @@ def _numbers(value: Any, width: int) -> bool:
     if not isinstance(value, list):
         return False
     rows = [row for row in value if isinstance(row, list) and len(row) == width]
-    limit = np.iinfo(np.int64).max
-    return len(rows) == len(value) and all(type(item) is int and -limit < item < limit for row in rows for item in row)
+    return len(rows) == len(value) and all(_number(item) for row in rows for item in row)
+
+
+def _number(value: Any) -> bool:
+    """Whether it is an integer that still has 64 bits when a moment is added to it."""
+    return type(value) is int and abs(value) < _MOST

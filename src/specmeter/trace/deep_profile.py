@@ -10,6 +10,7 @@ import contextlib
 import gc
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ _SIZES = {
     **dict.fromkeys(("Double", "Long"), 8),
 }
 _MOST_US = 4.1e15  # since 1970, where no base is given
+_MOST_BASE = 1 << 62
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -91,8 +93,8 @@ def _uncollected() -> Iterator[None]:
 def _profile(path: Path, document: dict[str, Any]) -> Profile:
     base = document.get("baseTimeNanoseconds", 0)
     events = document.get("traceEvents")
-    if not isinstance(events, list) or not isinstance(base, int) or isinstance(base, bool):
-        _damaged(path, "It has no list of traceEvents, or its baseTimeNanoseconds is no integer")
+    if not isinstance(events, list) or type(base) is not int or not 0 <= base < _MOST_BASE:
+        _damaged(path, "It has no list of traceEvents, or its baseTimeNanoseconds is no time")
     rows: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     names: dict[str, int] = {}
     try:
@@ -167,7 +169,7 @@ def _read(path: Path) -> dict[str, Any]:
         if len(raw) > MOST_BYTES:
             raise SpecmeterError(f"{path} is larger than 4 GiB", next_step="Record a shorter window.")
         document = json.loads(raw, parse_constant=_refused)
-    except (OSError, EOFError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecmeterError(f"The deep window {path} cannot be read", reason[:300], "Record it again.") from error
     if not isinstance(document, dict):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specmeter.errors import SpecmeterError
-from specmeter.trace.deep import load_deep
+from specmeter.trace.deep import load_deep, save_deep
 from specmeter.trace.deep_synthetic import Call, Kernel
 from tests.support.deep_files import (
     CYCLE,
@@ -181,6 +181,10 @@ BROKEN: dict[str, tuple[Callable[[Files], object], Callable[[str], str], str]] =
     "meta of another format": (lambda f: f.meta.update(format=2), lambda text: text, "damaged"),
     "meta without its begin": (lambda f: f.meta.pop("begin_ns"), lambda text: text, "damaged"),
     "meta with odd marks": (lambda f: f.meta.update(start_marks=[[1]]), lambda text: text, "damaged"),
+    "a base beyond 64 bits": (lambda f: setattr(f, "base_ns", 1 << 63), lambda text: text, "damaged"),
+    "meta with no number for its thread": (lambda f: f.meta.update(thread="x"), lambda text: text, "damaged"),
+    "meta with a huge begin": (lambda f: f.meta.update(begin_ns=1 << 63), lambda text: text, "damaged"),
+    "meta without cycles": (lambda f: f.meta.update(cycles=0), lambda text: text, "damaged"),
     "meta with huge marks": (lambda f: f.meta.update(start_marks=[[1, 1 << 80]]), lambda text: text, "damaged"),
 }
 
@@ -193,6 +197,22 @@ def test_damaged_windows_are_refused_and_never_half_read(tmp_path: Path, name: s
     files.write(text)
     with pytest.raises(SpecmeterError, match=said):
         load_deep(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut off", "gone"])
+def test_damaged_packed_windows_are_refused(tmp_path: Path, how: str) -> None:
+    link, run = played(tmp_path / "link", count=2).write(), tmp_path / "run"
+    run.mkdir()
+    assert save_deep(link, run) == 1
+    (run / "plan.json").write_bytes((link / "plan.json").read_bytes())
+    [packed] = (run / "deep").glob("*.gz")
+    raw = bytearray(packed.read_bytes())
+    raw[raw.index(0, 10) + 1] = 0b111  # behind the name: a kind of block that there is not
+    packed.write_bytes(raw if how == "flipped" else raw[: len(raw) // 2])
+    if how == "gone":
+        packed.unlink()
+    with pytest.raises(SpecmeterError, match="cannot be read"):
+        load_deep(run)
 
 
 def test_folder_without_windows_gives_none(tmp_path: Path) -> None:
