@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     link = find_link(args.link)
     if not any(point["role"] == "cycle" for point in link.plan()["points"]):
         first = None  # no cycle to draw for
-    ack = arm(link, args.timeout, take_over=args.take_over, sampling=first, nvtx=args.nvtx or None)
+    ack = arm(link, args.timeout, take_over=args.take_over, sampling=first, nvtx=args.nvtx)
     if first is not None and ack.done and not ack.silent and args.window:
         ack = _measured(link, ack, first, args)
     return print_outcome("arm", link, ack, args.json)

@@ -113,7 +113,7 @@ def _enter(args: argparse.Namespace, link: Link, process: Process, open_routes: 
 
 def _done(args: argparse.Namespace, link: Link, route: str) -> int:
     if args.armed:
-        arm(link, sampling=sampling_for(args, "it was not measured"), nvtx=args.nvtx or None)
+        arm(link, sampling=sampling_for(args, "it was not measured"), nvtx=args.nvtx)
     found = [process for process in processes(link, alive_only=True) if process.pid == args.pid]
     result: dict[str, Any] = {"pid": args.pid, "route": route, "link": link.id, "path": str(link.path)}
     result["points"] = len(found[0].report["points"]) if found else 0

@@ -40,7 +40,9 @@ def add_always_on_arguments(parser: argparse.ArgumentParser) -> None:
         help="what armed probes may cost, in percent of the cycle: only some cycles have them (default: 1)",
     )  # fmt: skip
     parser.add_argument("--full", action="store_true", help="when armed, every cycle has the probes, whatever it costs")
-    parser.add_argument("--nvtx", action="store_true", help="spans also push NVTX ranges")
+    parser.add_argument(
+        "--nvtx", action=argparse.BooleanOptionalAction, default=None, help="spans also push NVTX ranges, or no longer"
+    )
 
 
 def sampling_for(args: argparse.Namespace, reason: str) -> Sampling | None:
@@ -83,6 +85,6 @@ def link_for(args: argparse.Namespace, command: Sequence[str]) -> tuple[Link, bo
         device_events=device_of(args) is not None,
         device_stamps=device_of(args) == "stamps",
         mix=sampling.as_json() if sampling is not None else None,
-        nvtx=args.nvtx,
+        nvtx=bool(args.nvtx),
     )
     return link, args.link is None
