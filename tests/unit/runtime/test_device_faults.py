@@ -108,3 +108,24 @@ def test_without_a_fault_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     given, ran, taken = serve(monkeypatch, "events", lambda: None)
     assert given == [7, *[7, None] * 12] and ran == 24
     assert taken.spans(3) and taken.spans(4) and taken.graphs() and len(PLACES) > 60
+
+
+@pytest.mark.parametrize(
+    "name", ["events.open", "events.close", "backend.capturing", "backend.query", "backend.elapsed"]
+)
+def test_a_fault_at_what_is_made_for_a_backend_ends_the_clock_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    sim = Sim()
+    monkeypatch.setitem(sys.modules, "torch", sim.torch)
+    taken = Taken(clock=sim.clock)
+    taken.arm()
+    call = taken.point(4)
+    given = [call(lambda: 7)]
+    taken.turn()
+    holder, attribute = name.split(".")
+    monkeypatch.setattr(getattr(taken.clock, f"_{holder}"), attribute, injected())
+    for _ in range(3):
+        given.append(call(lambda: 7))
+        sim.wait(1_000_000)
+        taken.turn()
+    assert given == [7] * 4
+    assert "injected" in taken.clock.describe()["reason"]
