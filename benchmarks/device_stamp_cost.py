@@ -29,6 +29,7 @@ stamp clock's own report (compiler, granularity of %globaltimer, error of the cl
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import platform
@@ -53,7 +54,7 @@ MEANS = {
     "host_us.*.pair": "what a way adds to the bare call: both marks, and for clock_* all that the runtime does",
     "host_us.*.differences.marks_over_lean": "clock_events_marks - event_pair_lean: the runtime's own work in the call",
     "host_us.*.differences.read": "clock_events - clock_events_marks: a cycle's begin, with one span to read in it",
-    "calls_us": "one call into torch, the loop around it taken off",
+    "calls_us": "one call into torch, the loop around it taken off; elapsed_driver: the driver's by ctypes instead",
     "device_us.per_stamp": "(stamped_replay - clean_replay) / stamps",
 }
 torch: Any = typed_torch  # much of torch.cuda has no types
@@ -145,12 +146,32 @@ def single_calls(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
         "query": lambda: backend.query(second),
         "elapsed": lambda: backend.elapsed(first, second),
     }
+    try:
+        by_driver = driver_elapsed(first, second)
+        assert abs(by_driver() - backend.elapsed(first, second)) < 1e-3
+        calls["elapsed_driver"] = by_driver
+    except Exception as error:
+        print(f"elapsed_driver left out: {type(error).__name__}: {error}", file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(args.blocks):
         for name, call in calls.items():
             times[name].append(block(Way(call), args.calls, False))
     empty = times.pop("nothing")
     return {name: median_interval([a - b for a, b in zip(t, empty, strict=True)]) for name, t in times.items()}
+
+
+def driver_elapsed(first: Any, second: Any) -> Call:
+    """The driver's own difference of two events' times by ctypes, which asks neither event first, in ms."""
+    call = ctypes.PyDLL("libcuda.so.1")["cuEventElapsedTime"]
+    out = ctypes.c_float()
+    place, one, other = ctypes.byref(out), ctypes.c_void_p(first.cuda_event), ctypes.c_void_p(second.cuda_event)
+
+    def elapsed() -> float:
+        if call(place, one, other):
+            raise RuntimeError("cuEventElapsedTime failed")
+        return out.value
+
+    return elapsed
 
 
 # -- device -----------------------------------------------------------------------------------------------------------
