@@ -71,8 +71,8 @@ STEPS = (
     ),
     Step(
         "13-compare",
-        "compare --server servers.toml:fixed --arm baseline --arm k=3 --starts 3 --requests 4 --max-tokens 64"
-        " --out runs/compare",
+        "compare --server servers.toml:fixed --arm baseline --arm k=4 --starts 3 --blocks 3 --requests 4"
+        " --max-tokens 64 --out runs/compare",
     ),
     Step(
         "14-embedding-10",
