@@ -112,7 +112,8 @@ def _samples(cycles: Columns, spans: Columns, names: tuple[str, ...]) -> Iterato
     once, loop = _self_times(cycles, {key: column[mine] for key, column in spans.items()}, names)
     decode = (cycles["kind"] == "decode") & (cycles["probed"] == 1)
     timed = decode & (cycles["dropped"] == "")
-    for setting in sorted(set(cycles["setting"][timed].tolist())):
+    # A server switched to no drafts still runs the draft's forward: neither a chain nor plain decoding.
+    for setting in sorted(set(cycles["setting"][timed].tolist()) - {"k=0"}):
         for batch in np.unique(cycles["batch"][timed & (cycles["setting"] == setting)]):
             of = (cycles["setting"] == setting) & (cycles["batch"] == batch)
             _refuse_early_ends(str(setting), cycles, timed & of)

@@ -86,6 +86,16 @@ def test_drafts_that_end_early_are_no_evidence_of_shorter_ones(tmp_path: Path) -
         samples_of([load(path)])
 
 
+def test_a_server_switched_to_no_drafts_is_no_evidence(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", Law(), [0, 3])
+    cycles = read_table(path, "cycles")
+    none = cycles["setting"] == "baseline"
+    # As vLLM records it: the draft's forward runs, no count of drafts is made.
+    unknown = {key: np.where(none, -1, cycles[key]) for key in ("steps", "drafted", "accepted")}
+    write_table(path, "cycles", {**cycles, **unknown, "setting": np.where(none, "k=0", cycles["setting"])})
+    assert [sample.setting for sample in samples_of([load(path)])] == ["k=3"]
+
+
 def test_break_even_and_speed_up_are_of_the_same_run(tmp_path: Path) -> None:
     law = Law()
     row = next(r for r in curve(evidence(tmp_path, law, [0, 2, 5], prompts=20), [5]) if r.steps == 5)
