@@ -69,16 +69,22 @@ STEPS = (
         "12-sweep",
         "sweep --server servers.toml:fixed --steps 1-5,10 --starts 0 --requests 6 --max-tokens 64 --out runs/sweep",
     ),
+    Step("13-knee", "explain runs/sweep"),
     Step(
-        "13-compare",
+        "14-compare",
         "compare --server servers.toml:fixed --arm baseline --arm k=4 --starts 3 --blocks 3 --requests 4"
         " --max-tokens 64 --out runs/compare",
     ),
     Step(
-        "14-embedding-10",
+        "15-embedding-10",
         f"profile --server servers.toml:embedding --steps 10 --baseline runs/wrong-5 {LOAD} --out runs/embedding-10",
     ),
-    Step("15-figures", "explain --figures figures/story.toml"),
+    Step(
+        "16-fixed-5",
+        f"profile --server servers.toml:fixed --steps 5 --baseline runs/fixed-10 {LOAD} --out runs/fixed-5",
+    ),
+    Step("17-explain-two", "explain runs/fixed-5 runs/fixed-10 --now 10"),
+    Step("18-figures", "explain --figures figures/story.toml"),
 )
 
 
