@@ -23,6 +23,7 @@ from specmeter.trace.plan import index_plan
 from specmeter.trace.rundir import RunWriter, load
 
 _EACH_S = 0.5  # a cycle of a large model on a slow machine
+_END_S = 5.0
 _A_LOAD = 2  # prompts sent at once before it is looked whether the window is over
 
 
@@ -67,15 +68,17 @@ def take_windows(
         return []
     notes: list[str] = []
     for setting in settings:
-        with running.armed():
-            asking = _Asking(running.place, running.link, cycles, "" if setting is None else setting.label)
-            asking.start()
-            try:
+        asking = _Asking(running.place, running.link, cycles, "" if setting is None else setting.label)
+        try:
+            with running.armed():
+                asking.start()
                 while asking.is_alive():
                     _drive(running, setting, prompts, send)
                 _drive(running, setting, prompts, send)  # cycles without it, just after
-            finally:
-                asking.join(DEADLINE_S)
+        finally:
+            # Cut short, no cycle would end it; the probes are out by now, which does.
+            if asking.ident is not None:
+                asking.join(_END_S)
         notes += asking.notes()
     with writer.postponing():
         save_deep(running.link.path, writer.path)

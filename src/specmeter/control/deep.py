@@ -130,9 +130,8 @@ def deep_window(
         raise SpecmeterError(f"A deep window of {cycles} cycles", f"It must be 1 to {MOST_CYCLES}.")
     holder.take(link)
     if not link.document()["state"]["armed"]:
-        raise SpecmeterError(
-            f"Link {link.id} is not armed.", "A deep window needs the probes in.", "`specmeter arm` first."
-        )
+        what, why = f"Link {link.id} is not armed.", "A deep window needs the probes in."
+        raise SpecmeterError(what, why, "`specmeter arm` first.")
     watch = _watch(link)
     try:
         return _ask(_Window(link, cycles, label, deadline_s, say), watch)
@@ -176,8 +175,10 @@ class _Window:
         try:
             yield
         finally:
-            generation = self.link.update(in_place=True, deep=None)
-            tell(self.link, f"deep {generation}", generation, 2.0)
+            now = self.link.document()["state"].get("deep") or {}
+            if now.get("id", self.id) == self.id:  # else another window has taken its place
+                generation = self.link.update(in_place=True, deep=None)
+                tell(self.link, f"deep {generation}", generation, 2.0)
 
 
 def _ask(window: _Window, watch: _Watch) -> DeepAsked:
@@ -282,6 +283,8 @@ def _until(window: _Window, targets: list[Process], states: tuple[str, ...], tim
                 waiting.discard(pid)
             elif deep.get("id") == window.id and deep.get("state") == "failed":
                 failed[pid] = str(deep.get("reason"))
+            elif int(deep.get("id", -1)) > window.id:
+                failed[pid] = "another window was begun"
         waiting -= set(failed)
         if waiting and time.monotonic() > until:
             failed.update(dict.fromkeys(waiting, f"no answer within {timeout_s:g} s"))

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from specmeter.runtime.report import overwrite
 from specmeter.runtime.ring import start_ticks
 
 _UNREADY = ".new"
+# A deep window is asked for beside the thread that arms and disarms. Other processes: the link has one controller.
+_updating = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,18 @@ class Link:
         ``in_place``: on a full disk into the room that the file has, for what has to go through there too. Raises
         SpecmeterError when it cannot be written.
         """
-        document = self.document()
-        generation = int(document["state"]["generation"]) + 1
-        document["state"].update(state, generation=generation)
-        data = json.dumps(document).encode()
-        try:
-            write_private(self.path / "link.json", data)
-        except OSError as error:
-            full = in_place and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not (full and overwrite(str(self.path / "link.json"), data)):
-                raise unwritable(self.path, error) from error
-        return generation
+        with _updating:
+            document = self.document()
+            generation = int(document["state"]["generation"]) + 1
+            document["state"].update(state, generation=generation)
+            data = json.dumps(document).encode()
+            try:
+                write_private(self.path / "link.json", data)
+            except OSError as error:
+                full = in_place and error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not (full and overwrite(str(self.path / "link.json"), data)):
+                    raise unwritable(self.path, error) from error
+            return generation
 
 
 def default_base() -> Path:

@@ -26,7 +26,7 @@ EXTRA = 2  # cycles after the wanted ones: a device that runs behind its host ha
 HOLD_S = 10.0  # the engine's thread waits no longer
 END_S = 5.0
 QUIET_S = 0.2
-_START, _STOP, _END = "start", "stop", "end"
+_START, _STOP = "start", "stop"
 
 
 class Bell:
@@ -55,17 +55,28 @@ class Deep:
         self._folder = folder
         self._recorder = recorder
         self._news = news
-        self.forked()
+        self._tool: Optional[Tool] = None
+        self._reset()
 
     def forked(self) -> None:
-        """In a forked child, and at first: nothing is on, and no lock is held."""
+        """In a forked child: nothing is on there, and no lock is held."""
+        tool = self._tool
+        self._reset()
+        try:
+            if tool is not None:
+                tool.forked()
+        except Exception:
+            pass  # the child comes first
+
+    def _reset(self) -> None:
         self.state, self.reason = NONE, ""
         self._recorder.on_deep = None
         self._id = -1
         self._start_at: Optional[int] = None
-        self._tool: Optional[Tool] = None
+        self._tool = None
         self._order, self._why = "", ""
         self._bell, self._answer, self._ended = Bell(), Bell(), Bell()
+        self._turning = allocate_lock()
         self._facts: Dict[str, Any] = {}
         self._device = self._first = -1
         self._count = self._turns = self._seen = 0
@@ -96,7 +107,6 @@ class Deep:
         """Turn the profiler off and keep nothing, from any thread; returns at once."""
         if self.running:
             self._why = self._why or why
-            self._order = _END
             self._bell.ring()
 
     def wait_ended(self) -> None:
@@ -115,8 +125,11 @@ class Deep:
 
     def _begin(self, request: Dict[str, Any], mine: Dict[str, Any], armed: bool) -> None:
         if self.running:
-            return  # that one has its own deadline; whoever asks sees its id in the report
-        self.forked()
+            self.end("another window was asked for")  # nobody waits for it any more: a link has one controller
+            self._ended.wait(END_S)
+        if self.running:
+            return  # whoever asks sees its id in the report
+        self._reset()
         self._id, self._count = int(request["id"]), int(request["cycles"])
         self._turns = (self._count + EXTRA) * int(mine["turns"])
         if not armed:
@@ -139,20 +152,23 @@ class Deep:
                 if busy:
                     return self.end(busy)
                 self._device, self._first = tool.current_device(), cycle
-                self._hand(_START, STARTING)
+                self._hand(_START, READY, STARTING)
             elif self.state == ON and cycle >= self._first + self._turns:
                 self._facts["stop_cycle"] = cycle
-                self._hand(_STOP, STOPPING)
+                self._hand(_STOP, ON, STOPPING)
         except Exception as error:
             if not ours(error):
                 raise
             self.end(f"{type(error).__name__}: {error}")
         return None
 
-    def _hand(self, order: str, state: str) -> None:
+    def _hand(self, order: str, before: str, state: str) -> None:
         began = time.perf_counter_ns()
-        self.state = state
-        self._order = self._order or order
+        with self._turning:
+            if self.state != before:
+                return  # it has just ended by itself
+            self.state = state
+        self._order = order
         self._bell.ring()
         answered = self._answer.wait(HOLD_S)
         self._facts[f"{order}_held"] = [began, time.perf_counter_ns(), int(answered)]
@@ -160,27 +176,32 @@ class Deep:
     # -- in our thread --------------------------------------------------------------------------------------------
 
     def _run(self, request: Dict[str, Any], activity: str) -> None:
+        state, reason = FAILED, ""
+        answer, ended = self._answer, self._ended
         try:
             self._window(request, activity)
-            self.state = DONE
-        except CannotProfile as reason:
-            self.state, self.reason = FAILED, str(reason)
+            state = DONE
+        except CannotProfile as why:
+            reason = str(why)
         except Exception as error:
-            self.state, self.reason = FAILED, f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         finally:
             self._recorder.on_deep = None
-            self._off()
-            self._answer.ring()
-            self._ended.ring()
+            failed = self._off()
+            with self._turning:
+                self.reason, self.state = reason or failed, state  # at last: now the next window may begin
+            answer.ring()
+            ended.ring()
             self._news()
 
-    def _off(self) -> None:
+    def _off(self) -> str:
         tool, self._tool = self._tool, None
         try:
             if tool is not None:
                 tool.leave()
         except Exception as error:
-            self.reason = self.reason or f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _window(self, request: Dict[str, Any], activity: str) -> None:
         until = time.perf_counter() + float(request["deadline_s"])
@@ -191,13 +212,13 @@ class Deep:
         self._timed("prepare", tool.prepare)
         self._say(READY)
         self._recorder.on_deep = self._cycle
-        while self._order not in (_STOP, _END):
+        while self._order != _STOP and not self._why:
             if not self._bell.wait(until - time.perf_counter()):
                 break
             if self._order == _START:
                 self._order = ""
                 self._start(tool)
-        if self._order == _END:
+        if self._why:
             raise CannotProfile(self._why)
         if not tool.on:
             raise CannotProfile(f"no cycle of that number began within {request['deadline_s']:g} s")
@@ -227,7 +248,7 @@ class Deep:
         until = time.perf_counter() + most_s
         self._say(SAVING)
         seen = -1
-        while time.perf_counter() < until and self._order != _END:
+        while time.perf_counter() < until and not self._why:
             now = self._seen
             if now == seen:
                 return
@@ -235,7 +256,7 @@ class Deep:
             self._bell.wait(QUIET_S)
 
     def _save(self, tool: Tool, request: Dict[str, Any]) -> None:
-        if self._order == _END:
+        if self._why:
             raise CannotProfile(self._why)
         folder = os.path.join(self._folder, "deep")
         if not os.path.isdir(folder):
@@ -255,14 +276,8 @@ class Deep:
 
     def _meta(self, tool: Tool, request: Dict[str, Any]) -> Dict[str, Any]:
         rank, world = report.rank_and_world()
-        pid = os.getpid()
-        who = {
-            "pid": pid,
-            "start": start_ticks(pid),
-            "host": socket.gethostname()[:64],
-            "boot_id": boot_id(),
-            "rank": rank,
-        }
+        pid, host = os.getpid(), socket.gethostname()[:64]
+        who = {"pid": pid, "start": start_ticks(pid), "host": host, "boot_id": boot_id(), "rank": rank}
         what = {"activity": tool.activity, "torch": tool.version, "mark_name": tool.mark_name, "world": world}
         thread = get_ident()
         window = {"first_cycle": self._first, "cycles": self._count, "wanted_start": self._start_at, "thread": thread}

@@ -123,6 +123,12 @@ class Tool:
             self.stop()
         self._result = None
 
+    def forked(self) -> None:
+        """In a forked child: off there too. Operators would be collected for ever; a device does not come along."""
+        if self.on and self.activity == CPU:
+            self.on = self.ready = False
+            self._torch.autograd._disable_profiler()
+
     def export(self, path: str) -> None:
         """Write the result as a Chrome trace. Holds Python's lock."""
         self._result.save(path)

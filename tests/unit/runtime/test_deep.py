@@ -51,8 +51,8 @@ def armed(server: Server) -> Iterator[Server]:
 
 
 def state(link: Link) -> dict[str, object]:
-    """What the only process last said of its window."""
-    [process] = processes(link)
+    """What the only process that runs last said of its window."""
+    [process] = processes(link, alive_only=True)
     return dict(process.report["deep"])
 
 
@@ -156,6 +156,43 @@ def test_failure_to_write_is_told_and_leaves_the_server_going(armed: Server) -> 
         kept.rename(link.path / "deep")
     assert run_line(child, "going") == "True"
     assert deep_window(link, 3).done
+
+
+def test_a_window_is_begun_while_the_one_before_it_is_still_being_turned_off(armed: Server) -> None:
+    link, child = armed
+    run_line(child, "Tool = sys.modules['_specmeter_runtime.deep_tool'].Tool; leave = Tool.leave")
+    run_line(child, "Tool.leave = lambda self: (time.sleep(0.5), leave(self))")
+    first: list[BaseException] = []
+
+    def asked() -> None:
+        try:
+            deep_window(link, 2000)
+        except SpecmeterError as error:
+            first.append(error)
+
+    asking = threading.Thread(target=asked, daemon=True)
+    asking.start()
+    until(lambda: state(link)["state"] == "on", "it is on")
+    before = len(load_deep(link.path))
+    assert deep_window(link, 3).done
+    run_line(child, "Tool.leave = leave")
+    asking.join(20)
+    assert len(load_deep(link.path)) == before + 1 and not asking.is_alive()
+
+
+STARTED = "toymod.torch.autograd._disable_profiler().trace_start_ns()"  # 0: none was on
+
+
+def test_a_forked_child_is_under_no_profiler(armed: Server) -> None:
+    link, child = armed
+    asking = threading.Thread(target=lambda: deep_window(link, 2000, deadline_s=2.0), daemon=True)
+    asking.start()
+    until(lambda: state(link)["state"] == "on", "it is on")
+    run_line(child, "os = __import__('os')")
+    run_line(child, f"forked = os.fork() or os._exit(4 if {STARTED} else 3)")
+    assert run_line(child, "os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])") == "3"
+    asking.join(20)
+    assert state(link)["state"] == "done"
 
 
 def test_not_armed_and_silly_numbers_are_refused(server: Server) -> None:
