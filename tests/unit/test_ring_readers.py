@@ -14,12 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmeter.control.records import NewRecords
+from specmeter.live.server import LiveServer
+from specmeter.live.share import Window
 from specmeter.live.tail import Tail
 from specmeter.runtime import layout, probe
 from specmeter.runtime.probe import Recorder
 from specmeter.runtime.ring import MARKS, Ring
 from specmeter.trace import ring as ring_file
 from specmeter.trace.ring import RECORD_DTYPE, RingCursor, read_ring
+from specmeter.trace.synthetic import make_plan
+from tests.support.growing import GrowingRing
 
 CAPACITY = 64
 Look = Callable[[], list[int]]
@@ -204,3 +208,17 @@ def test_records_overwritten_while_a_ring_is_read_are_left_out(tmp_path: Path, m
     assert numbers(ring.records) == list(range(20 + 30 + 1, CAPACITY + 20 + 1))
     assert (ring.first_position, ring.overwritten, ring.holes) == (50, 50, 0)
     writer.close()
+
+
+def test_a_ring_that_is_made_while_one_looks_is_read_from_its_first_record(tmp_path: Path) -> None:
+    grown = GrowingRing(tmp_path / "links", make_plan([("cycle", "cycle", "none")]))
+    later = grown.path.rename(tmp_path / "later")
+    window, server = Window(grown.link), LiveServer(grown.link, held=True)
+    later.rename(grown.path)
+    mark = (5, 5, 0, layout.POINT_SAMPLING, layout.KIND_MARK, 0, 0)
+    grown.add([mark, (10, 20, 1, 1, layout.KIND_HOST_SPAN, 0, 0)])
+    window.poll()
+    server.look()
+    server._read(server._sources[grown.path])
+    for records in (window._records[grown.path], server._sources[grown.path].pending):
+        assert records["t0"].tolist() == [5, 10]

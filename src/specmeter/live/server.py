@@ -145,7 +145,7 @@ class LiveServer:
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
-            self._sources[process.ring] = _Source(tail, tail.poll(1)[:0])
+            self._sources[process.ring] = _Source(tail, tail.poll(0))
 
     def figures(self) -> list[Figures]:
         """What metrics show, a rank each, up to the last cycle that ended; before the first, whether it is armed."""

@@ -68,7 +68,7 @@ class Window:
                 tail = Tail(process.ring, held)
             except (SpecmeterError, OSError, ValueError):
                 continue  # not written yet; looked at again
-            self._tails[process.ring], self._records[process.ring] = tail, tail.poll(1)[:0]
+            self._tails[process.ring], self._records[process.ring] = tail, tail.poll(0)
 
 
 def watch_share(link: Link, sampling: Sampling, budget_percent: float, seconds: float) -> Share:
