@@ -69,6 +69,9 @@ def match(
         lags = [lag if moving else Lag(None, "it holds no collective") for lag, moving in zip(lags, moves, strict=True)]
     good = [i for i, lag in enumerate(lags) if lag.cycles is not None]
     bad = tuple((windows[i], lag.reason) for i, lag in enumerate(lags) if lag.cycles is None)
+    if not good:
+        none = np.zeros(0, np.int64)
+        return Matched((), (), none, none, bad, kinds, none, none, none, np.zeros((0, 0), np.int64), 0)
     joined = [windows[i] for i in good]
     shifts = [lag.cycles for lag in lags if lag.cycles is not None]
     # The window that the lags are against may have been left out.

@@ -150,5 +150,7 @@ def _sentence(document: dict[str, Any]) -> str:
 
 
 def _ends(document: dict[str, Any]) -> str:
+    """Empty where an end is infinite, as after one cycle."""
     found = document["factor_interval"]
-    return f" [{found['low']:.2f}, {found['high']:.2f}]" if found and found["low"] is not None else ""
+    known = found is not None and found["low"] is not None and found["high"] is not None
+    return f" [{found['low']:.2f}, {found['high']:.2f}]" if known else ""

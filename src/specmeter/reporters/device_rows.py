@@ -60,10 +60,12 @@ def cost_line(window: Window) -> str:
     ratio, inside, outside = cost.get("ratio"), cost.get("inside_ns"), cost.get("outside_ns")
     if not ratio or not inside or not outside:
         return f"What the profiler costs is not known: {cost['reason']}" if cost.get("reason") else ""
+    ends = [ratio["low"], ratio["high"]]
     return (
         f"Under the profiler a cycle takes {inside['point'] / 1e6:.3f} ms, just before and after "
-        f"{outside['point'] / 1e6:.3f} ms: {100 * (ratio['point'] - 1):+.1f} % "
-        f"[{100 * (ratio['low'] - 1):+.1f}, {100 * (ratio['high'] - 1):+.1f}]; host times below contain it"
+        f"{outside['point'] / 1e6:.3f} ms: {100 * (ratio['point'] - 1):+.1f} %"
+        + (f" [{', '.join(f'{100 * (end - 1):+.1f}' for end in ends)}]" if None not in ends else "")
+        + "; host times below contain it"
     )
 
 

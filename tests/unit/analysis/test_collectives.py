@@ -173,6 +173,13 @@ def test_a_window_without_whole_cycles_is_left_out_and_said() -> None:
     assert any("rank 0" in note and "left out" in note for note in found.notes)
 
 
+def test_where_no_window_that_holds_collectives_has_a_whole_cycle_there_is_nothing_to_say() -> None:
+    first, second = Ring(ranks=2).windows()
+    quiet = replace(second, kernels=select(second.kernels, second.kernels["name"] == 0))
+    for windows in ([replace(first, cycles=(0, -1)), quiet], [replace(first, cycles=(0, -1))]):
+        assert collectives(windows, INDEX, only=lambda window: np.arange(3, 8)) is None
+
+
 HOUR_NS = 3_600_000_000_000
 
 

@@ -60,6 +60,14 @@ def test_each_class_has_its_difference_and_factor(tmp_path: Path) -> None:
     assert found["factor_interval"]["low"] <= found["factor"] <= found["factor_interval"]["high"] + 1e-9
 
 
+def test_one_cycle_has_a_factor_without_an_interval(tmp_path: Path) -> None:
+    one = recorded(tmp_path / "spec", [forward(2.0)])
+    two = recorded(tmp_path / "plain", [forward(1.0)], numbers=PLAIN)
+    found = verify_width(one[0], [one[1]], (two[0], [two[1]]))
+    assert found["factor"] > 1 and found["factor_interval"]["high"] is None
+    assert f"{found['factor']:.2f} x a plain step's" in found["sentence"]
+
+
 def test_a_gemm_that_grows_is_named_as_what_it_is(tmp_path: Path) -> None:
     spec = [replace(call, kernels=tuple(replace(k, dur_ns=2 * k.dur_ns) for k in call.kernels)) for call in forward(1)]
     reason = rows(verify_width(**sides(tmp_path, spec, forward(1))))["dense_gemm"]["reason"]
