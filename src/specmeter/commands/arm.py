@@ -44,4 +44,4 @@ def _measured(link: Link, ack: Ack, first: Sampling, args: argparse.Namespace) -
     except ImportError:
         return ack  # on another host: numpy is not sent there
     share = watch_share(link, first, args.budget, args.window)
-    return mix(link, first.seed, share.permille, args.timeout, why=share.why)
+    return mix(link, first.seed, share.permille, args.timeout, why=share.why, again=True)

@@ -132,13 +132,18 @@ def disarm(link: Link, timeout_s: float = 10.0, take_over: bool = False) -> Ack:
         holder.release(link)
 
 
-def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0, why: str = "") -> Ack:
+def mix(link: Link, seed: int, permille: int = 500, timeout_s: float = 10.0, why: str = "", again: bool = False) -> Ack:
     """Arm with the probes in at random per cycle (in for ``permille`` of 1000 draws), the cycle point always in.
 
-    Where that is so already only the share changes, and whether somebody beats stays as it is.
+    Where that is so already only the share changes, and whether somebody beats stays as it is. ``again``: raise
+    SpecmeterError (exit 3) where the probes have been taken out meanwhile, or are somebody else's now.
     """
     me = holder.take(link)
-    before = link.document()["state"].get("armed_by") or {}
+    state = link.document()["state"]
+    before = state.get("armed_by") or {}
+    if again and not (state["armed"] and before.get("pid") == me["pid"]):
+        what = f"Link {link.id} was disarmed meanwhile, or armed by somebody else."
+        raise SpecmeterError(what, "It stays as they left it.", "`specmeter status` says who.", Exit.REFUSED)
     me["beats"] = bool(before.get("beats"))
     drawn = Sampling(seed, permille, why)
     generation = link.update(armed=True, armed_by=me, mix=drawn.as_json())

@@ -74,7 +74,8 @@ class Window:
 def watch_share(link: Link, sampling: Sampling, budget_percent: float, seconds: float) -> Share:
     """Watch a link that was armed with ``sampling``, at most ``seconds``; the share that its cycles' cost allows.
 
-    Ends as soon as enough cycles of either kind ran, or when none runs; assumed where too few did.
+    Ends as soon as enough cycles of either kind ran, or when none runs; assumed where too few did. Raises
+    SpecmeterError where somebody has disarmed the link meanwhile.
     """
     began = time.monotonic()
     window, seen = Window(link), 0
@@ -98,7 +99,8 @@ def watch_share(link: Link, sampling: Sampling, budget_percent: float, seconds: 
 
 def _reports(link: Link, sampling: Sampling) -> list[dict[str, Any]]:
     """What the processes say now: they write it when the same share is asked for again."""
-    return [process.report for process in mix(link, sampling.seed, sampling.permille, why=sampling.why).done]
+    ack = mix(link, sampling.seed, sampling.permille, why=sampling.why, again=True)
+    return [process.report for process in ack.done]
 
 
 def _enough(rank: RankTrace) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
+from specmeter.commands.arm import _measured
+from specmeter.control import Ack, Sampling, arm, disarm, holder, mix
+from specmeter.errors import Exit, SpecmeterError
 from specmeter.live.rank import RankStats
 from specmeter.live.view import Shown, legend, plain_text, rank_lines
 from specmeter.runtime import layout
@@ -14,6 +18,7 @@ from specmeter.runtime.mix import drawn
 from specmeter.trace import load_rings
 from specmeter.trace.plan import index_plan
 from specmeter.trace.synthetic import make_plan, make_records, write_ring
+from tests.support.growing import GrowingRing
 
 PLAN = make_plan([("cycle", "cycle", "none"), ("verify.forward", "leaf", "none")], ["cycle.drafted", "cycle.accepted"])
 MS = 1_000_000
@@ -56,3 +61,16 @@ def test_tokens_and_cycle_are_of_all_cycles_and_phases_of_sampled_ones(tmp_path:
     text = plain_text(rank_lines("rank 0", recent, trend, Shown(width=120)))
     assert f"probes in {100 * share:.1f} %" in text
     assert sum(map(float, re.findall(r"([\d.]+) %", legend(recent)))) == pytest.approx(100, abs=0.2)
+
+
+def test_a_link_that_somebody_disarms_while_its_cost_is_measured_stays_disarmed(tmp_path: Path) -> None:
+    link = GrowingRing(tmp_path / "links", PLAN).link
+    first = Sampling(1, 40)
+    arm(link, 0.0, sampling=first)
+    assert mix(link, 1, 50, 0.0, again=True).silent and link.document()["state"]["armed"]
+    disarm(link, 0.0, take_over=True)
+    words = argparse.Namespace(budget=1.0, window=0.1, timeout=0.0)
+    with pytest.raises(SpecmeterError, match="disarmed meanwhile") as caught:
+        _measured(link, Ack(1, (), ()), first, words)
+    assert caught.value.exit == Exit.REFUSED and not link.document()["state"]["armed"]
+    holder.release(link)
