@@ -18,8 +18,9 @@ from specmeter.live.rank import RankStats
 from specmeter.live.tail import Tail, joined
 from specmeter.runtime import layout
 from specmeter.trace.build import RankTrace, build_trace
+from specmeter.trace.cycles import MIXTURE
 from specmeter.trace.plan import CYCLE, index_plan
-from specmeter.trace.ring import Records, Ring
+from specmeter.trace.ring import RECORD_DTYPE, Records, Ring
 
 LOOK_S = 1.0
 # All that is shown is sums over whole seconds: they are made once in each, this long after it ended, by when the cycles
@@ -40,6 +41,7 @@ class _Source:
 
     tail: Tail
     pending: Records
+    drawn: bool  # its cycles are sampled, as its process says
     lost: int = 0
     device_end: tuple[int, int] | None = None
 
@@ -138,6 +140,11 @@ class LiveServer:
         for source in self._sources.values():
             source.tail.pass_hole()
         for process in self.found:
+            if process.ring in self._sources:
+                source, before = self._sources[process.ring], self._sources[process.ring].drawn
+                source.drawn = _drawn(process)
+                if before and not source.drawn:
+                    self._forget()
             if process.ring is None or process.ring in self._sources or not process.alive:
                 continue
             try:
@@ -145,7 +152,9 @@ class LiveServer:
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
-            self._sources[process.ring] = _Source(tail, tail.poll(0))
+            drawn = _drawn(process)
+            pending = _unknown() if drawn and tail.next_position else tail.poll(0)
+            self._sources[process.ring] = _Source(tail, pending, drawn)
 
     def figures(self) -> list[Figures]:
         """What metrics show, a rank each, up to the last cycle that ended; before the first, whether it is armed."""
@@ -213,9 +222,20 @@ class LiveServer:
     def _forget(self) -> None:
         """Records are missing: what is pending belongs to cycles that are not whole."""
         for source in self._sources.values():
-            source.pending = source.pending[:0]
+            source.pending = _unknown() if source.drawn else source.pending[:0]
         for rank in self.ranks.values():
             rank.stats.interrupt()
+
+
+def _drawn(process: Process) -> bool:
+    return bool((process.report.get("sampling") or {}).get("on"))
+
+
+def _unknown() -> Records:
+    """Stands for the change of sampling that was not seen: cycles before the next one count for neither side."""
+    mark = np.zeros(1, RECORD_DTYPE)
+    mark["kind"], mark["point"], mark["value"] = layout.KIND_MARK, layout.POINT_SAMPLING, MIXTURE
+    return mark
 
 
 def _from(records: Records, until: int) -> Records:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
-from specmeter.trace.cycles import CycleSources, CycleTable, build_cycles, cycle_at
+from specmeter.trace.cycles import MIXTURE, CycleSources, CycleTable, build_cycles, cycle_at
 from specmeter.trace.host_clock import HostClock, host_clocks
 from specmeter.trace.merge import merge
 from specmeter.trace.plan import CYCLE, LEAF, OVERLAPPED, PlanIndex, index_plan, phase_of
@@ -235,7 +235,11 @@ def _marks(ring: Ring) -> NDArray[np.int64]:
     """(time, state) of the changes of sampling in one process."""
     records = ring.records
     marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
-    return np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1)
+    found = np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1)
+    if ring.first_position > 0 and len(found):
+        # The change that held before the oldest one is overwritten: those cycles count for neither side.
+        found = np.concatenate([[[np.iinfo(np.int64).min, MIXTURE]], found])
+    return found
 
 
 def _change_us(ring: Ring) -> float:

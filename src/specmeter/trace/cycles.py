@@ -16,6 +16,7 @@ from specmeter.trace.values import Values
 DECODE, MIXED, AFTER_PREFILL, PREFILL = range(4)
 KINDS = ("decode", "mixed", "after-prefill", "prefill")
 KEPT, FIRST, LAST, ARMING, OPEN, OUTSIDE, PARTLY_PROBED, EMPTY = range(8)
+MIXTURE = 2  # of code with probes and without, or not known
 DROPS = (
     "",
     "first of a request",
@@ -99,7 +100,7 @@ def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Req
     request = _running(starts, requests)
     probed, drawn = _probed(sources, starts)
     drop = _drops(sources, dur, after, requests, request)
-    drop[(drop == KEPT) & (probed == 2)] = PARTLY_PROBED
+    drop[(drop == KEPT) & (probed == MIXTURE)] = PARTLY_PROBED
     # vLLM runs one more step after the last request ended, to tell the workers; a request sent meanwhile hides that.
     drop[(drop == KEPT) & (batch == 0)] = EMPTY
     return CycleTable(
@@ -242,7 +243,7 @@ def _probed(sources: CycleSources, starts: NDArray[np.int64]) -> tuple[NDArray[n
         )  # -1: in, as armed
         theirs = np.where(at >= 0, sources.worker_marks[at, 1], 1)
         theirs[theirs == layout.SAMPLING_ALL] = 1
-        probed[theirs != probed] = 2
+        probed[theirs != probed] = MIXTURE
     return probed, drawn
 
 

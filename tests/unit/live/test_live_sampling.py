@@ -6,12 +6,14 @@ import argparse
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specmeter.commands.arm import _measured
 from specmeter.control import Ack, Sampling, arm, disarm, holder, mix
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.live.rank import RankStats
+from specmeter.live.rank import _AT, RankStats
+from specmeter.live.server import LiveServer
 from specmeter.live.view import Shown, legend, plain_text, rank_lines
 from specmeter.runtime import layout
 from specmeter.runtime.mix import drawn
@@ -74,3 +76,31 @@ def test_a_link_that_somebody_disarms_while_its_cost_is_measured_stays_disarmed(
         _measured(link, Ack(1, (), ()), first, words)
     assert caught.value.exit == Exit.REFUSED and not link.document()["state"]["armed"]
     holder.release(link)
+
+
+def test_cycles_before_the_first_change_that_a_ring_still_holds_count_for_neither_side(tmp_path: Path) -> None:
+    ring = write_ring(tmp_path / "1-1.ring", make_records(records(1_000, False)), 512, perf_counter_ns=5_000_000_000)
+    cycles = load_rings([ring], PLAN).main.cycles
+    first = int(np.argmax(cycles.probed != 2))
+    assert first > 0 and cycles.drawn.all() and (cycles.probed[first:] != 2).all()
+
+
+def test_a_view_that_opens_or_loses_records_between_two_changes_waits_for_the_next_one(tmp_path: Path) -> None:
+    rows = records(400, False)
+    grown = GrowingRing(tmp_path / "links", PLAN, capacity=1 << 12)
+    grown.report(sampling={"on": True})
+    # 20 records before changes to sampled cycles: where the view opens, and where it goes on after a loss.
+    sampled = [at for at, row in enumerate(rows) if row[3] == layout.POINT_SAMPLING and row[6] == 1]
+    opened, lost, again = sampled[3] - 20, sampled[5] - 20, sampled[7] - 20
+    grown.add(rows[:opened])
+    server = LiveServer(grown.link)
+    server.look()
+    grown.add(rows[opened:lost])
+    server._update()
+    assert [rank.last.cycles.probed[0] for rank in server.ranks.values()] == [2]
+    server._forget()
+    grown.add(rows[again:])
+    server._update()
+    [rank] = server.ranks.values()
+    truly = sum(row[3] == 2 for row in rows[opened:lost] + rows[again:])
+    assert 0 < rank.stats._total[_AT["cycles"]] <= truly and rank.stats._total[_AT["clean"]] > 100
