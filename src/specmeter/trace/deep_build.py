@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.errors import SpecmeterError
 from specmeter.trace.build import Trace
 from specmeter.trace.deep_clock import Clock, fit_clock, shift_bounds
 from specmeter.trace.deep_cost import window_cost
@@ -34,6 +35,7 @@ def build_window(profile: Profile, meta: Mapping[str, Any], host: Host | None, t
         notes.append(NO_DEVICE)
     else:
         kernels, calls, shift = _kernels(profile, clock, notes)
+    _check_times(kernels, meta, clock.error_ns + shift)
     waits = profile.holding(calls, *_WAITS) | profile.named(calls, *_BLOCKING)
     syncs = select(calls, waits)
     inside = _joined(profile, meta, host, kernels, calls, syncs, notes)
@@ -51,6 +53,18 @@ def build_window(profile: Profile, meta: Mapping[str, Any], host: Host | None, t
         inside, names, kernel_columns(**kernels), sync_columns(**_named_syncs(syncs)), sync_names, cost,
         clock.error_ns + shift, on_cpu, tuple(notes), str(meta.get("label") or ""),
     )  # fmt: skip
+
+
+def _check_times(kernels: Columns, meta: Mapping[str, Any], error_ns: int) -> None:
+    """Raise SpecmeterError where nothing that was recorded lies in the window: the file is another window's."""
+    t0 = kernels["t0_ns"]
+    inside = (t0 >= meta["begin_ns"] - error_ns) & (t0 <= meta["end_ns"] + error_ns)
+    if len(t0) and not bool(inside.any()):
+        raise SpecmeterError(
+            f"The deep window {meta.get('path', '')} is damaged",
+            "Nothing that its profile holds lies in its time: the file is another window's.",
+            "Leave it out, or record again; its numbers are not shown.",
+        )
 
 
 def _moved(table: Columns, clock: Clock) -> Columns:

@@ -178,6 +178,11 @@ BROKEN: dict[str, tuple[Callable[[Files], object], Callable[[str], str], str]] =
     "a correlation that is a list": (lambda f: _first(f, args={"correlation": [1]}), lambda text: text, "damaged"),
     "a name that is a number": (lambda f: _first(f, name=5), lambda text: text, "damaged"),
     "an event that is text": (lambda f: f.events.append("x"), lambda text: text, "damaged"),  # type: ignore[arg-type]
+    "another window's file": (
+        lambda f: setattr(f, "base_ns", f.base_ns - 10**10),
+        lambda text: text,
+        "another window's",
+    ),
     "meta of another format": (lambda f: f.meta.update(format=2), lambda text: text, "damaged"),
     "meta without its begin": (lambda f: f.meta.pop("begin_ns"), lambda text: text, "damaged"),
     "meta with odd marks": (lambda f: f.meta.update(start_marks=[[1]]), lambda text: text, "damaged"),
