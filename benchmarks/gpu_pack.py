@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 PART_BYTES = 15 * 1024 * 1024
 MOST_PARTS = 4
 LOG_BYTES = 400_000
+LARGE_BYTES = 1_000_000
+SLACK_BYTES = 256 * 1024  # tar's headers, gzip's own, and what gzip holds back before it writes
 
 
 def machine() -> dict[str, Any]:
@@ -35,22 +38,61 @@ def packer(out: Path) -> Callable[[Path], None]:
 
     def pack(work: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        for old in out.glob("results.tgz*"):
+        for old in (*out.glob("results.tgz*"), *out.glob("left_out.json")):
             old.unlink()
         (work / "machine.json").write_text(json.dumps(machine(), indent=1))
+        for log in (work / "logs").glob("*.log"):
+            log.with_suffix(".log.gz").write_bytes(gzip.compress(_ends(log)))
         archive = work / "results.tgz"
-        with tarfile.open(archive, "w:gz", compresslevel=4) as tar:
-            for name in ("results", "parts.jsonl", "machine.json"):
-                if (work / name).exists():
-                    tar.add(work / name, arcname=name)
-            for log in sorted((work / "logs").glob("*.log")):
-                short = log.with_suffix(".log.gz")
-                short.write_bytes(gzip.compress(_ends(log)))
-                tar.add(short, arcname=f"logs/{short.name}")
+        left_out = archive_within(work, archive, MOST_PARTS * PART_BYTES)
         _split(archive, out)
+        if left_out:
+            (out / "left_out.json").write_text(json.dumps(left_out, indent=1))
+            print(f"{len(left_out)} files did not fit and stay here, raw windows first: left_out.json", flush=True)
         shutil.copy(work / "parts.jsonl", out / "parts.jsonl")
 
     return pack
+
+
+def archive_within(work: Path, archive: Path, most_bytes: int) -> list[str]:
+    """Write WORK's results and logs to ``archive``, whole and of ``most_bytes`` at most; gives the names left out.
+
+    What is small and says most comes first, then columns and rings, then the profiler's raw windows, the newest
+    first: those of an earlier call have come back with it. A file that would not fit is left out, never cut.
+    """
+    left_out = []
+    with archive.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=4) as tar:
+        for path in sorted(_files(work), key=lambda path: (_rank(path), -path.stat().st_mtime_ns, path)):
+            name = str(path.relative_to(work))
+            if file.tell() + _packed_bytes(path) + SLACK_BYTES > most_bytes:
+                left_out.append(name)
+            else:
+                tar.add(path, arcname=name)
+    return left_out
+
+
+def _files(work: Path) -> list[Path]:
+    found = [work / name for name in ("parts.jsonl", "machine.json")] + list((work / "logs").glob("*.log.gz"))
+    return [path for path in (*found, *(work / "results").rglob("*")) if path.is_file() and not path.is_symlink()]
+
+
+def _rank(path: Path) -> int:
+    """0 results and logs, 1 columns and rings, 2 raw windows."""
+    if path.parent.name == "deep" and not path.name.endswith(".meta.json"):
+        return 2
+    return 1 if path.suffix in (".ring", ".parquet") or path.stat().st_size > LARGE_BYTES else 0
+
+
+def _packed_bytes(path: Path) -> int:
+    """At most what the file adds to the archive: its own size where that is small or packed already."""
+    size = path.stat().st_size
+    if path.suffix != ".ring":
+        return size
+    packer, packed = zlib.compressobj(1), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            packed += len(packer.compress(block))
+    return min(size, packed + len(packer.flush()))
 
 
 def show_logs(work: Path, lines: int = 70) -> None:
@@ -70,11 +112,7 @@ def _ends(log: Path) -> bytes:
 
 def _split(archive: Path, out: Path) -> None:
     with archive.open("rb") as file:
-        for number in range(MOST_PARTS + 1):
-            piece = file.read(PART_BYTES)
-            if not piece:
-                return
-            if number == MOST_PARTS:
-                print(f"the archive is larger than {MOST_PARTS} parts: {archive} keeps the rest", flush=True)
-                return
+        number = 0
+        while piece := file.read(PART_BYTES):
             (out / f"results.tgz.part-{number}").write_bytes(piece)
+            number += 1

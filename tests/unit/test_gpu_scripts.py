@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import gpu_pack
 import gpu_steps
 import gpu_unpack
 import sglang_dummy_gpu as dummy
@@ -178,6 +180,32 @@ def test_what_comes_back_is_the_results_and_both_ends_of_long_logs(tmp_path: Pat
     assert (tmp_path / "results" / "a" / "x.json").read_text() == "{}"
     log = gzip.decompress((tmp_path / "logs" / "spec3.log.gz").read_bytes()).decode()
     assert log.startswith("begin") and log.endswith("end\n") and len(log) < 500_000
+
+
+def test_an_archive_is_never_cut_raw_windows_stay_behind_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Room for two of three windows: the oldest stays, everything else comes back whole."""
+    monkeypatch.setattr(gpu_pack, "PART_BYTES", 500_000)
+    run, out = tmp_path / "work" / "results" / "a" / "run-spec3", tmp_path / "out"
+    (run / "deep").mkdir(parents=True)
+    (tmp_path / "work" / "parts.jsonl").write_text("")
+    for number in range(3):
+        window = run / "deep" / f"{number}.json.gz"
+        window.write_bytes(os.urandom(700_000))
+        os.utime(window, ns=(number, number))
+        (run / "deep" / f"{number}.meta.json").write_text("{}")
+    (run / "run.json").write_text("{}")
+    (run / "1.ring").write_bytes(bytes(33_000_000))
+    packer(out)(tmp_path / "work")
+    parts = [out / f"results.tgz.part-{number}" for number in range(len(list(out.glob("results.tgz.part-*"))))]
+    assert 2 < len(parts) <= gpu_pack.MOST_PARTS
+    (tmp_path / "results.tgz").write_bytes(b"".join(path.read_bytes() for path in parts))
+    listed = subprocess.run(["tar", "tzf", "results.tgz"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    names = listed.stdout.splitlines()
+    assert [name[-9:] for name in names[-2:]] == ["2.json.gz", "1.json.gz"] and len(names) == 9
+    assert json.loads((out / "left_out.json").read_text()) == ["results/a/run-spec3/deep/0.json.gz"]
+    assert "1 files did not fit" in capsys.readouterr().out
 
 
 def test_a_server_that_stands_still_goes_on_when_it_is_wanted() -> None:
