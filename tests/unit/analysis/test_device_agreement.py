@@ -63,6 +63,15 @@ def test_equal_spans_agree(tmp_path: Path) -> None:
     }  # fmt: skip
     # The graph's own stamps were made twice as long.
     assert rows["verify.forward (graph)"]["percent"]["point"] == pytest.approx(100)
+    assert rows["verify.forward (graph)"]["more_us"] == pytest.approx(120) and not verify["note"]
+
+
+def test_what_a_stamp_takes_is_taken_off_graphs_and_said(tmp_path: Path) -> None:
+    joined, ring, cycles = made(tmp_path, 1.5)
+    rows = {row["point"]: row for row in span_agreement(ring, joined, cycles, 60_000)}
+    graph, call = rows["verify.forward (graph)"], rows["verify.forward"]
+    assert graph["percent_less_stamp"] == pytest.approx(50) and graph["percent"]["point"] == pytest.approx(100)
+    assert "percent_less_stamp" not in call and "its launch is in it" in call["note"] and not graph["note"]
 
 
 @pytest.mark.parametrize(("stretch", "within"), [(1.05, False), (1.015, True), (0.9, False)])
@@ -84,8 +93,17 @@ def test_idle_time_of_both(tmp_path: Path) -> None:
     joined, ring, cycles = made(tmp_path)
     found = idle_agreement([ring], joined, cycles)
     assert found["cycles"] == 12 and found["within"]
-    assert found["percent"] == pytest.approx(0, abs=3)
+    assert found["percent"] == pytest.approx(0, abs=3) and found["reason"] == ""
+    assert found["in_spans_ms"] == pytest.approx(0, abs=0.003)
     assert idle_agreement([], joined, cycles)["cycles"] == 0
+
+
+def test_idle_time_inside_spans_is_no_idle_time_from_events(tmp_path: Path) -> None:
+    joined, ring, cycles = made(tmp_path, 1.3)
+    found = idle_agreement([ring], joined, cycles)
+    assert not found["within"] and found["percent"] < -5 and "deep window" in found["reason"]
+    # 36 us more than verify's kernels, in which accept's kernel of 7 us runs.
+    assert found["in_spans_ms"] == pytest.approx(0.029, abs=0.001)
 
 
 def test_the_medians_interval_holds_it_about_as_often_as_it_says() -> None:
