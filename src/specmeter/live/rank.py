@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeter.analysis.acceptance import sequences_of
 from specmeter.exports.figures import Buckets, Figures, Position, kind_counts
 from specmeter.trace.build import RankTrace
 from specmeter.trace.cycles import DECODE, KINDS
@@ -208,14 +209,18 @@ class RankStats:
                     self._phases[phase] = self._phases.get(phase, Buckets()).with_values(each / 1e9)
 
     def _accepted(self, rank: RankTrace, at: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-        rows = rank.cycles.accept
-        rows = rows[(rows[:, 0] >= at[0]) & (rows[:, 0] <= at[-1])]
-        rows = rows[rank.cycles.drafted[rows[:, 0]] != 0] if len(rows) else rows
+        rows, count = rank.cycles.accept, sequences_of(rank.cycles)
+        mine = (rows[:, 0] >= at[0]) & (rows[:, 0] <= at[-1])
+        mine[mine] = rank.cycles.drafted[rows[mine, 0]] != 0
+        rows, count = rows[mine], count[mine]
         if not len(rows):
             return
         of, kept = second[rows[:, 0]], rows[:, 1]
-        self._add(of, "sequences", np.ones(len(rows)))
-        self._add(of, "sequence_tokens", kept + 1)
+        self._add(of, "sequences", count)
+        self._add(of, "sequence_tokens", kept + count)
+        rows, of, kept = rows[count == 1], of[count == 1], kept[count == 1]
+        if not len(rows):
+            return
         # As in analysis.acceptance: a path is no longer than the steps, nor than what was drafted.
         steps = rank.cycles.steps[rows[:, 0]]
         depth = np.where(steps > 0, np.where(rows[:, 2] >= 0, np.minimum(steps, rows[:, 2]), steps), rows[:, 2])
