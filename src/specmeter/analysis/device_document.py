@@ -229,10 +229,10 @@ def _sentence(found: DeviceTime) -> str:
     busy, idle, bound = found.busy_ms.point, found.idle_ms.point, found.bound
     parts = {
         "idle because of the host": bound.host, "idle while the host waits": bound.waiting,
-        "in collectives": bound.communication, "in other work": bound.device,
+        "collectives": bound.communication, "other work": bound.device,
     }  # fmt: skip
     shares = ", ".join(f"{100 * share:.0f} % {what}" for what, share in parts.items() if share >= 0.005)
     return (
         f"The cycle is {bound.word}: of {found.period_ms.point:.3f} ms the device is busy for {busy:.3f} ms and idle "
-        f"for {idle:.3f} ms ({shares})."
+        f"for {idle:.3f} ms. By cause: {shares}."
     )

@@ -14,6 +14,7 @@ from specmeter.analysis.verify_sides import Server, Side
 FLAT = 1.1
 # Kernels shorter than this are bound by their own start and end, not by bytes or arithmetic.
 TINY_US = 5.0
+MOST_NAMES = 3
 
 
 def bytes_facts(verify: Side, plain: Side, server: Server) -> dict[str, Any] | None:
@@ -135,5 +136,13 @@ def _launches(code: int, verify: Side, plain: Side) -> str:
     each = 1e3 * verify.ms[code] / ours
     tiny = f"; {each:.1f} us each, so their number counts and not the width" if each < TINY_US else ""
     if abs(ours - theirs) < 0.5:
-        return f"as many kernels ({ours:.0f}){tiny}"
-    return f"{ours:.0f} kernels against {theirs:.0f}{tiny}"
+        return f"as many kernels ({ours:.0f}){tiny}{_others(code, verify, plain)}"
+    return f"{ours:.0f} kernels against {theirs:.0f}{tiny}{_others(code, verify, plain)}"
+
+
+def _others(code: int, verify: Side, plain: Side) -> str:
+    """Which kernels each side runs, where they share none of those that take the class's time."""
+    if not verify.names or not plain.names or set(verify.names[code]) & set(plain.names[code]):
+        return ""
+    ours, theirs = (", ".join(side.names[code][:MOST_NAMES]) for side in (verify, plain))
+    return f"; another kernel: {ours} against {theirs}" if ours and theirs else ""

@@ -10,7 +10,7 @@ import numpy as np
 from specmeter.analysis.costmodel_bytes import Shape
 from specmeter.analysis.device_document import Group, kernels_of, phase_numbers
 from specmeter.analysis.device_join import Joined
-from specmeter.analysis.intervals import spans_of
+from specmeter.analysis.intervals import Ints, spans_of
 from specmeter.analysis.kernel_classes import CLASSES, PROBE
 from specmeter.trace.plan import PHASES
 
@@ -35,7 +35,7 @@ class Side:
     """One forward of the target: mean ms and kernels by class (CLASSES), over ``cycles`` cycles of ``batch`` requests.
 
     ``tokens`` a sequence, ``span_ms`` from the first kernel to the last one (``spans_ms``: of each cycle), ``busy_ms``
-    of it. -1: not known.
+    of it. -1: not known. ``names``: by class, the kernels that take most of its time, shortened, the largest first.
     """
 
     ms: tuple[float, ...]
@@ -47,6 +47,7 @@ class Side:
     busy_ms: float
     graph: bool
     spans_ms: tuple[float, ...] = ()
+    names: tuple[tuple[str, ...], ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """The side as the document has it."""
@@ -71,8 +72,24 @@ def side_of(joined: Joined, group: Group) -> Side:
     mean = float(spans.mean()) if len(spans) else 0.0
     return Side(
         ms, tuple(kernels.tolist()), _tokens(joined, group), group.batch, count, mean, sum(ms), group.graph,
-        tuple(spans.tolist()),
+        tuple(spans.tolist()), tuple(_names(joined, at, code) for code in range(len(CLASSES))),
     )  # fmt: skip
+
+
+def _names(joined: Joined, at: Ints, code: int) -> tuple[str, ...]:
+    """The names of a class's kernels by time, until 90 % of it is named, without their template and type arguments."""
+    mine = at[joined.kind[at] == code]
+    names = joined.window.kernels["name"][mine]
+    ns = np.bincount(names, weights=joined.added[mine]) if len(mine) else np.zeros(0)
+    order = np.argsort(-ns, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(ns[order]), 0.9 * ns.sum())) + 1
+    return tuple(dict.fromkeys(short_name(joined.window.names[name]) for name in order[:needed] if ns[name] > 0))
+
+
+def short_name(name: str) -> str:
+    """``void a::(anonymous namespace)::b<8u>(int*)`` as ``b``."""
+    words = name.replace("(anonymous namespace)::", "").split("<")[0].split("(")[0]
+    return words.split("::")[-1].split()[-1] if words.split("::")[-1].split() else name
 
 
 def _tokens(joined: Joined, group: Group) -> float:

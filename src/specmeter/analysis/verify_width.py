@@ -8,7 +8,7 @@ at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from specmeter.trace.build import Trace
 from specmeter.trace.deep import DeepWindow
 
 __all__ = ["Server", "compare", "verify_width"]
+
+# From this ratio (its lower end) of cycles under the profiler to those beside them, idle time is the profiler's doing.
+SLOWED = 1.05
 
 
 def compare(verify: Side, plain: Side, server: Server | None = None, on_cpu: bool = False) -> dict[str, Any]:
@@ -93,7 +96,19 @@ def _compared(mine: Joined, plains: Iterable[Joined], server: Server, requests: 
         return _nothing("no window of plain decoding was recorded")
     other, group = next((pair for pair in found if pair[1].batch == ours.batch), found[0])
     side = side_of(other, Group(True, group.batch, 0, group.graph, group.cycles))
-    return compare(side_of(mine, ours), side, server, mine.window.on_cpu)
+    document = compare(side_of(mine, ours), side, server, mine.window.on_cpu)
+    return document | {"sentence": document["sentence"] + _slowed(document, mine.window.cost)}
+
+
+def _slowed(document: dict[str, Any], cost: Mapping[str, Any]) -> str:
+    """What to make of idle time in a window that the profiler made slower: busy time alone; empty where it did not."""
+    ratio, (verify, plain) = cost.get("ratio") or {}, (document["verify"], document["plain"])
+    if (ratio.get("low") or 0.0) < SLOWED or not plain["busy_ms"]:
+        return ""
+    return (
+        f" The profiler made this window's cycles {ratio['point']:.2f} x as long, so its idle time is not the server's "
+        f"own: busy, verify takes {verify['busy_ms'] / plain['busy_ms']:.2f} x a plain step."
+    )
 
 
 def _with_bandwidth(server: Server, windows: Sequence[DeepWindow]) -> Server:

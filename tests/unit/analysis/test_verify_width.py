@@ -68,6 +68,23 @@ def test_one_cycle_has_a_factor_without_an_interval(tmp_path: Path) -> None:
     assert f"{found['factor']:.2f} x a plain step's" in found["sentence"]
 
 
+def test_kernels_that_only_one_side_runs_are_named(tmp_path: Path) -> None:
+    """SGLang's Triton backend: verify attends with the kernel of prefill, a plain step with the one that splits."""
+    long = "void (anonymous namespace)::extend_attention<8u, float>(int*)"
+    found = verify_width(**sides(tmp_path, [Call(on("verify.forward"), (Kernel(long, 50 * US),))], forward(1.0)))
+    assert "another kernel: extend_attention against _fwd_kernel_stage1" in rows(found)["attention"]["reason"]
+    alike = verify_width(**sides(tmp_path / "b", forward(2.5), forward(1.0)))
+    assert "another kernel" not in rows(alike)["attention"]["reason"]
+
+
+@pytest.mark.parametrize(("low", "told"), [(1.2, True), (1.01, False), (None, False)])
+def test_a_window_that_the_profiler_slowed_is_said_to_be_one(tmp_path: Path, low: float | None, told: bool) -> None:
+    given = sides(tmp_path, forward(2.5), forward(1.0))
+    given["windows"] = [replace(given["windows"][0], cost={"ratio": {"low": low, "point": 1.3}})]
+    sentence = verify_width(**given)["sentence"]
+    assert ("cycles 1.30 x as long" in sentence and "busy, verify takes 1.12 x" in sentence) == told
+
+
 def test_a_gemm_that_grows_is_named_as_what_it_is(tmp_path: Path) -> None:
     spec = [replace(call, kernels=tuple(replace(k, dur_ns=2 * k.dur_ns) for k in call.kernels)) for call in forward(1)]
     reason = rows(verify_width(**sides(tmp_path, spec, forward(1))))["dense_gemm"]["reason"]
