@@ -32,6 +32,10 @@ from specmeter.trace.deep import load_deep
 from specmeter.trace.ring import read_ring
 from specmeter.trace.rundir import Run
 
+# One stamp after another on an H200, by benchmarks/device_stamp_cost.py: so far apart are a graph's two end stamps
+# without kernels between them.
+STAMP_NS = 1260.0
+
 
 def trace_of(run: Run) -> Trace:
     """The run's trace, from its rings and requests."""
@@ -42,7 +46,7 @@ def trace_of(run: Run) -> Trace:
     return load_rings(sorted((run.path / "rings").glob("*.ring")), run.plan, requests)
 
 
-def agreement(run: Run) -> list[dict[str, Any]]:
+def agreement(run: Run, stamp_ns: float = STAMP_NS) -> list[dict[str, Any]]:
     """Of each deep window: always-on spans and idle time against the profiler's, on the same cycles."""
     trace = trace_of(run)
     rings = [read_ring(path) for path in sorted((run.path / "rings").glob("*.ring"))]
@@ -63,7 +67,7 @@ def agreement(run: Run) -> list[dict[str, Any]]:
                 "rank": window.rank,
                 "cycles": int(np.count_nonzero(cycles)),
                 "coverage_percent": 100 * float(joined.added[leaf].sum()) / busy if busy else None,
-                "spans": span_agreement(mine[0], joined, cycles),
+                "spans": span_agreement(mine[0], joined, cycles, stamp_ns),
                 "idle": idle_agreement(mine, joined, cycles),
                 "cost": window.cost,
             }

@@ -35,6 +35,7 @@ def _facts(window: DeepWindow, index: PlanIndex) -> dict[str, Any]:
         "clock_error_us": window.clock_error_ns / 1e3 if window.clock_error_ns < 1 << 60 else None,
         **cycles,
         "ratio": cost.get("ratio"),
+        "left_ratio": cost.get("left_ratio"),
         "reason": cost.get("reason") or "",
         "seconds": {part: cost.get(f"{part}_s") for part in _PARTS},
         "lost_ms": {part: lost / 1e6 for part, lost in (cost.get("lost_ns") or {}).items()},

@@ -49,6 +49,9 @@ def _cost(window: Mapping[str, Any]) -> str:
         )
     else:
         text += f"its cost is not known ({inert(window['reason'], 100) or 'no ring'})"
+    left = window.get("left_ratio")
+    if left and left["low"] > 1:
+        text += f". Cycles after it took x {left['point']:.3f}{plus_minus(left)} those before: it stays attached"
     seconds = [f"{name} {value:.2f} s" for name, value in window["seconds"].items() if value is not None]
     lost = sum(window["lost_ms"].values())
     return f"{text}. Took {', '.join(seconds)}; cycles lost {lost:.0f} ms to that. Times to {_error(window)}."

@@ -66,6 +66,18 @@ def cost_line(window: Window) -> str:
         f"{outside['point'] / 1e6:.3f} ms: {100 * (ratio['point'] - 1):+.1f} %"
         + (f" [{', '.join(f'{100 * (end - 1):+.1f}' for end in ends)}]" if None not in ends else "")
         + "; host times below contain it"
+        + left_words(cost)
+    )
+
+
+def left_words(cost: Mapping[str, Any]) -> str:
+    """That cycles after the window took longer than those before it; empty where they did not."""
+    left = cost.get("left_ratio")
+    if not left or left["low"] <= 1:
+        return ""
+    return (
+        f". Cycles after it took {100 * (left['point'] - 1):+.1f} % [{100 * (left['low'] - 1):+.1f}, "
+        f"{100 * (left['high'] - 1):+.1f}] against those before: CUPTI stays attached until the server ends"
     )
 
 

@@ -27,8 +27,10 @@ def window_cost(
 
     Only cycles of as many steps, drafts or none, and requests as most of the window's are compared.
     ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both) and ``ratio`` are intervals (``low``, ``point``,
-    ``high``, ``level``, ``method``, ``n``, ``unit``) or None; ``reason`` says why there is no ratio. ``*_s`` are the
-    seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean outside.
+    ``high``, ``level``, ``method``, ``n``, ``unit``) or None; ``reason`` says why there is no ratio. ``left_ratio`` is
+    after / before: above 1 the profiler still costs something when it is off (CUPTI stays attached to the process).
+    ``*_s`` are the seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean
+    outside.
     """
     length = np.diff(host.starts)
     start, end, number = host.starts[:-1], host.starts[1:], host.numbers[:-1]
@@ -45,6 +47,7 @@ def window_cost(
     means = {"inside": of, "before": before, "after": after, "outside": outside}
     cost: dict[str, Any] = {f"{name}_ns": _mean(length[keep]) for name, keep in means.items()}
     cost["ratio"], cost["reason"] = _ratio(length[of], length[outside])
+    cost["left_ratio"] = _ratio(length[after], length[before])[0]
     for part, span in spans.items():
         cost[f"{part}_s"] = (span[1] - span[0]) / 1e9 if span else None
     usual = float(np.mean(length[outside])) if bool(outside.any()) else None

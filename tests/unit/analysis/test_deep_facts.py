@@ -11,6 +11,7 @@ import pytest
 from specmeter.analysis.deep_facts import OUTSIDE, deep_facts
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.deep_view import deep_parts
+from specmeter.reporters.device_rows import cost_line
 from specmeter.trace.deep_synthetic import Call, Kernel, build_window, copy_kernel
 from specmeter.trace.deep_window import DeepWindow, kernel_columns, select, sync_columns
 from specmeter.trace.plan import index_plan
@@ -53,6 +54,12 @@ def test_text_says_that_it_was_on_for_these_cycles_only_and_what_it_cost() -> No
     assert "5 cycles ran under torch's profiler (CUPTI), and only those, on Synthetic device" in text
     assert "2.000 ms a cycle [1.900, 2.100] against 1.600 ms" in text and "x 1.250 [1.200, 1.300]" in text
     assert "cycles lost 202 ms" in text and "export" not in text
+    assert "Cycles after it" not in text
+    left = {**COST, "left_ratio": {**INTERVAL, "low": 1.1, "point": 1.2, "high": 1.3}}
+    text = "\n".join(str(part) for part in deep_parts({"deep": deep_facts([window(left)], INDEX)}, 100))
+    assert "Cycles after it took x 1.200 [1.100, 1.300] those before" in text
+    assert "+20.0 % [+10.0, +30.0] against those before" in cost_line({"cost": left})
+    assert "Cycles after it" not in cost_line({"cost": COST})
     unknown = "\n".join(str(part) for part in deep_parts({"deep": deep_facts([window()], INDEX)}, 40))
     assert "its cost is not known" in unknown
     assert list(deep_parts({"deep": None}, 80)) == list(deep_parts({}, 80)) == []

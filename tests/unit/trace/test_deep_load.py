@@ -159,6 +159,20 @@ def test_cost_compares_with_cycles_around_the_window(tmp_path: Path) -> None:
     assert cost["ratio"]["low"] <= cost["ratio"]["point"] <= cost["ratio"]["high"]
     assert cost["ratio"]["point"] == pytest.approx(2.0, rel=0.01) and cost["before_ns"]["n"] >= 5
     assert cost["prepare_s"] == pytest.approx(0.0085) and cost["after_ns"] is None
+    assert cost["left_ratio"] is None
+
+
+def test_cost_tells_what_the_profiler_leaves_behind(tmp_path: Path) -> None:
+    files = played(tmp_path, count=20)
+    spans = [row for row in files.rows if row[3] == 1]
+    length, point = spans[1][0] - spans[0][0], spans[0][3]
+    first, last = spans[0][0] - 10_000_000 - 6 * length, spans[-1][0] + 200_000_000
+    early = [(first + i * length // 2, first + i * length // 2 + 10, 0, point, 0, 0, 0) for i in range(12)]
+    number = max(row[2] for row in spans)
+    late = [(last + i * length, last + i * length + 10, number + 1 + i, point, 0, 0, 0) for i in range(12)]
+    files.rows = early + files.rows + late
+    left = one(files).cost["left_ratio"]
+    assert left["point"] == pytest.approx(2.0, rel=0.01) and left["low"] > 1.5
 
 
 def _first(files: Files, **changed: Any) -> None:
