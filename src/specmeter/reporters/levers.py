@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Less than this is not worth a line.
 _LEAST = 0.005
+# The phases whose work on the device goes too; engines with overlap scheduling hide the host's part already.
+PHASES_OF = {
+    "no waiting": (),
+    "scheduler and Python between points hidden": (),
+    "drafting for nothing": ("draft", "extend"),
+    "cache work for nothing": ("kv",),
+}
+# From this ratio (its lower end) of cycles under the profiler to those beside them, idle time is the profiler's doing.
+SLOWED = 1.05
 
 
 @dataclass(frozen=True)
@@ -30,9 +39,11 @@ def levers(document: Mapping[str, Any]) -> list[Lever]:
 
     A part of the cycle that took no time would make it 1 / (1 - share) times as fast (Amdahl's law): a bound.
     Fewer steps: accept length 1 + sum of the kept shares up to there, cycle less the steps' own time; verify is taken
-    to cost the same, so this is an estimate from below.
+    to cost the same, so this is an estimate from below. Where deep windows tell how long the device is busy, what the
+    host does meanwhile is no gain (``_capped``).
     """
-    found = [*_parts(document), *_fewer_steps(document)]
+    windows = _windows(document)
+    found = [*(_capped(lever, windows) for lever in _parts(document)), *_fewer_steps(document)]
     return sorted((lever for lever in found if lever.gain >= _LEAST), key=lambda lever: -lever.gain)
 
 
@@ -56,6 +67,40 @@ def _parts(document: Mapping[str, Any]) -> list[Lever]:
     ):
         found.append(Lever(what, _amdahl(share), True, f"{why}: {100 * share:.1f} % of the cycle"))
     return found
+
+
+def _capped(lever: Lever, windows: Sequence[Mapping[str, Any]]) -> Lever:
+    """The lever with what the device allows as its bound, where that is less.
+
+    The device's idle time and what it runs for the lever's phases are all that could go: idle + busy of those, over the
+    time between the starts of cycles' work on the device, in the idlest window.
+    """
+    if lever.what not in PHASES_OF or not windows:
+        return lever
+    share = max(_share(window, PHASES_OF[lever.what]) for window in windows)
+    if lever.gain <= _amdahl(share):
+        return lever
+    why = f"idle and busy with that, the device is for {100 * share:.0f} % of a cycle; {lever.why}"
+    return replace(lever, gain=_amdahl(share), why=why)
+
+
+def _share(window: Mapping[str, Any], phases: Sequence[str]) -> float:
+    own = sum(row["busy_ms"] for row in window["phases"] if row["name"].split(".")[0] in phases)
+    return float((window["idle_ms"]["point"] + own) / window["period_ms"]["point"])
+
+
+def _windows(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Deep windows that tell how long the device is idle: not those that the profiler itself made slower."""
+    found = (document.get("device") or {}).get("windows") or []
+    return [
+        window for window in found
+        if not window["on_cpu"] and window.get("idle_ms") and (_slowing(window) or 0.0) < SLOWED
+    ]  # fmt: skip
+
+
+def _slowing(window: Mapping[str, Any]) -> float | None:
+    ratio = (window.get("cost") or {}).get("ratio")
+    return ratio["low"] if ratio else None
 
 
 def _amdahl(share: float) -> float:

@@ -88,6 +88,23 @@ def test_levers_are_amdahl_bounds_and_fewer_steps(tmp_path: Path) -> None:
     assert "about +11 %" in render_analysis(document)
 
 
+def test_what_the_host_does_while_the_device_is_busy_is_no_gain(tmp_path: Path) -> None:
+    """10 ms a cycle on the device, 0.2 ms idle: hiding the host wins no more; a slowed window tells nothing."""
+    document = profile(tmp_path)
+    before = {lever.what: lever.gain for lever in levers(document)}
+    phases = [{"name": "verify.forward", "busy_ms": 9.4}, {"name": "draft.graph", "busy_ms": 0.4}]
+    window = {"on_cpu": False, "idle_ms": {"point": 0.2}, "period_ms": {"point": 10.0}, "phases": phases}
+    slowed = {**window, "idle_ms": {"point": 6.0}, "cost": {"ratio": {"low": 1.3}}}
+    document["device"] = {"windows": [{**window, "cost": {"ratio": {"low": 0.99}}}, slowed]}
+    found = {lever.what: lever for lever in levers(document)}
+    assert before["no waiting"] > 0.05 and found["no waiting"].gain == pytest.approx(0.02 / 0.98)
+    assert "the device is for 2 % of a cycle" in found["no waiting"].why
+    assert found["drafting for nothing"].gain == pytest.approx(0.06 / 0.94)
+    assert before["drafting for nothing"] > 0.1
+    document["device"]["windows"] = [slowed]
+    assert {lever.what: lever.gain for lever in levers(document)} == before
+
+
 def test_impossible_interval_ends_are_cut(tmp_path: Path) -> None:
     document = profile(tmp_path)
     document["cycle"]["mean_ms"].update(low=-3.0, high=35.0)
