@@ -271,7 +271,7 @@ def _sentence(document: dict[str, Any], word: str, ratio: float | None) -> str:
     if waiting >= 5 and not (phases and phases[0]["name"] == "wait"):
         most += f", waiting {waiting:.0f} %"
     device = document.get("device")
-    most += f"; the device is idle for {device['idle_percent']:.0f} % of it" if device else ""
+    most += f"; no timed point runs on the device for {device['idle_percent']:.0f} % of it" if device else ""
     cycle = f"a cycle takes {document['cycle']['mean_ms']['point']:.2f} ms and {tokens}"
     if even is None:
         return f"Gain not known ({document['reason']}): {cycle}{most}."

@@ -1,7 +1,8 @@
 """Seams of a recorded run: time inside a cycle in which none of the device's timed points ran.
 
-Where the recipe times all device work, that is the device waiting for the host (launches, synchronization, Python).
-Work between timed points counts as idle too, so it is a bound from above.
+Where the recipe times all device work and the host runs ahead, that is the device waiting for the host. Work between
+timed points is in it too; and a span around calls that the host launches one by one holds the device's waiting for each
+of them, which is not: of a host-bound server on an H200 half of the idle time lay inside of spans. A deep window tells.
 """
 
 from __future__ import annotations

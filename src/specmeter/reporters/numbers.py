@@ -105,9 +105,10 @@ def device_line(found: Mapping[str, Any] | None) -> str:
     if not found or not found.get("idle_ms"):
         return ""
     return (
-        f"Device: {found['busy_ms']:.3f} ms a cycle in its timed points, idle between them for "
+        f"Device: {found['busy_ms']:.3f} ms a cycle in its timed points, none of them runs for "
         f"{found['idle_ms']['point']:.3f} ms{plus_minus(found['idle_ms'])}, {found['idle_percent']:.1f} % of the cycle "
-        f"({units(found['cycles'], 'cycle')} with device spans; work outside of timed points counts as idle)"
+        f"({units(found['cycles'], 'cycle')} with device spans). Not its idle time: work outside of timed points "
+        "is in it, gaps inside of them are not (a deep window has both)"
     )
 
 

@@ -42,7 +42,8 @@ def test_idle_is_what_the_device_spans_leave_of_a_cycle(tmp_path: Path) -> None:
     assert found["busy_ms"] == pytest.approx(7, abs=1e-3) and found["cycles"] == document["cycle"]["count"]
     assert found["idle_ms"]["point"] == pytest.approx(mean - 7, abs=1e-3) and found["idle_ms"]["n"] == 3
     assert found["idle_percent"] == pytest.approx(100 * (mean - 7) / mean, abs=0.01)
-    assert document["verdict"]["sentence"].endswith(f"; the device is idle for {found['idle_percent']:.0f} % of it.")
+    words = f"; no timed point runs on the device for {found['idle_percent']:.0f} % of it."
+    assert document["verdict"]["sentence"].endswith(words)
     text = " ".join(render_analysis(document).split())
     assert "Device: 7.000 ms a cycle in its timed points" in text
 
