@@ -42,16 +42,18 @@ def _cost(window: Mapping[str, Any]) -> str:
         f"{', on ' + inert(window['device'], 60) if window['device'] else ''}: "
     )
     inside, outside, ratio = window["cycle_inside_ms"], window["cycle_outside_ms"], window["ratio"]
+    left = window.get("left_ratio")
+    stays = left if left and left["low"] > 1 else None
+    around = "just before" if stays else "just before and after"
     if ratio and inside and outside:
         text += (
             f"{inside['point']:.3f} ms a cycle{plus_minus(inside)} against {outside['point']:.3f} ms"
-            f"{plus_minus(outside)} just before and after without it, x {ratio['point']:.3f}{plus_minus(ratio)}"
+            f"{plus_minus(outside)} {around} without it, x {ratio['point']:.3f}{plus_minus(ratio)}"
         )
     else:
         text += f"its cost is not known ({inert(window['reason'], 100) or 'no ring'})"
-    left = window.get("left_ratio")
-    if left and left["low"] > 1:
-        text += f". Cycles after it took x {left['point']:.3f}{plus_minus(left)} those before: it stays attached"
+    if stays:
+        text += f". Cycles after it took x {stays['point']:.3f}{plus_minus(stays)} those before: it stays attached"
     seconds = [f"{name} {value:.2f} s" for name, value in window["seconds"].items() if value is not None]
     lost = sum(window["lost_ms"].values())
     return f"{text}. Took {', '.join(seconds)}; cycles lost {lost:.0f} ms to that. Times to {_error(window)}."

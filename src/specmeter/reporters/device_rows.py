@@ -61,8 +61,9 @@ def cost_line(window: Window) -> str:
     if not ratio or not inside or not outside:
         return f"What the profiler costs is not known: {cost['reason']}" if cost.get("reason") else ""
     ends = [ratio["low"], ratio["high"]]
+    around = "just before" if left_words(cost) else "just before and after"
     return (
-        f"Under the profiler a cycle takes {inside['point'] / 1e6:.3f} ms, just before and after "
+        f"Under the profiler a cycle takes {inside['point'] / 1e6:.3f} ms, {around} "
         f"{outside['point'] / 1e6:.3f} ms: {100 * (ratio['point'] - 1):+.1f} %"
         + (f" [{', '.join(f'{100 * (end - 1):+.1f}' for end in ends)}]" if None not in ends else "")
         + "; host times below contain it"

@@ -26,8 +26,9 @@ def window_cost(
     """Mean cycle inside the window and outside of it, ns, with 95 % intervals (bootstrap over cycles), and their ratio.
 
     Only cycles of as many steps, drafts or none, and requests as most of the window's are compared.
-    ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both) and ``ratio`` are intervals (``low``, ``point``,
-    ``high``, ``level``, ``method``, ``n``, ``unit``) or None; ``reason`` says why there is no ratio. ``left_ratio`` is
+    ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both, or those before where the ones after take longer)
+    and ``ratio`` are intervals (``low``, ``point``, ``high``, ``level``, ``method``, ``n``, ``unit``) or None;
+    ``reason`` says why there is no ratio. ``left_ratio`` is
     after / before: above 1 the profiler still costs something when it is off (CUPTI stays attached to the process).
     ``*_s`` are the seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean
     outside.
@@ -43,11 +44,13 @@ def window_cost(
     between = usable & (start >= (spans["stop"] or [0, last])[1]) & (end <= (spans["export"] or [last])[0])
     before = _last(usable & (end <= first), MOST)
     after = _first(between | (usable & (start >= last)), MOST)
-    outside = before | after
+    left = _ratio(length[after], length[before])[0]
+    # Where the profiler still costs something afterwards, only the cycles before are without it.
+    outside = before if left and left["low"] > 1 else before | after
     means = {"inside": of, "before": before, "after": after, "outside": outside}
     cost: dict[str, Any] = {f"{name}_ns": _mean(length[keep]) for name, keep in means.items()}
     cost["ratio"], cost["reason"] = _ratio(length[of], length[outside])
-    cost["left_ratio"] = _ratio(length[after], length[before])[0]
+    cost["left_ratio"] = left
     for part, span in spans.items():
         cost[f"{part}_s"] = (span[1] - span[0]) / 1e9 if span else None
     usual = float(np.mean(length[outside])) if bool(outside.any()) else None

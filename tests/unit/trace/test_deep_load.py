@@ -170,9 +170,11 @@ def test_cost_tells_what_the_profiler_leaves_behind(tmp_path: Path) -> None:
     early = [(first + i * length // 2, first + i * length // 2 + 10, 0, point, 0, 0, 0) for i in range(12)]
     number = max(row[2] for row in spans)
     late = [(last + i * length, last + i * length + 10, number + 1 + i, point, 0, 0, 0) for i in range(12)]
-    files.rows = early + files.rows + late
-    left = one(files).cost["left_ratio"]
+    files.rows = [*early, *files.rows, *late]
+    cost = one(files).cost
+    left = cost["left_ratio"]
     assert left["point"] == pytest.approx(2.0, rel=0.01) and left["low"] > 1.5
+    assert cost["ratio"]["point"] == pytest.approx(2.0, rel=0.01), "the cycles after the window are not without it"
 
 
 def _first(files: Files, **changed: Any) -> None:
