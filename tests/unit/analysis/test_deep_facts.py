@@ -22,7 +22,7 @@ INDEX = index_plan(
     make_plan([("cycle", "cycle", "none"), ("verify.forward", "leaf", "none"), ("draft.graph", "leaf", "none")])
 )
 INTERVAL = {"low": 1.9e6, "point": 2e6, "high": 2.1e6, "level": 0.95, "method": "bootstrap", "n": 9, "unit": "cycle"}
-COST = {
+COST: dict[str, object] = {
     "inside_ns": INTERVAL, "outside_ns": {**INTERVAL, "point": 1.6e6}, "before_ns": None, "after_ns": None,
     "ratio": {**INTERVAL, "low": 1.2, "point": 1.25, "high": 1.3}, "reason": "", "prepare_s": 1.5, "start_s": 0.001,
     "stop_s": 0.2, "export_s": None, "lost_ns": {"start": 2e6, "stop": 2e8},
@@ -55,7 +55,7 @@ def test_text_says_that_it_was_on_for_these_cycles_only_and_what_it_cost() -> No
     assert "2.000 ms a cycle [1.900, 2.100] against 1.600 ms" in text and "x 1.250 [1.200, 1.300]" in text
     assert "cycles lost 202 ms" in text and "export" not in text
     assert "Cycles after it" not in text
-    left = {**COST, "left_ratio": {**INTERVAL, "low": 1.1, "point": 1.2, "high": 1.3}}
+    left: dict[str, object] = {**COST, "left_ratio": {**INTERVAL, "low": 1.1, "point": 1.2, "high": 1.3}}
     text = "\n".join(str(part) for part in deep_parts({"deep": deep_facts([window(left)], INDEX)}, 100))
     assert "Cycles after it took x 1.200 [1.100, 1.300] those before" in text
     assert "+20.0 % [+10.0, +30.0] against those before" in cost_line({"cost": left})
