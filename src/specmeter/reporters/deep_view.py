@@ -53,7 +53,7 @@ def _cost(window: Mapping[str, Any]) -> str:
     else:
         text += f"its cost is not known ({inert(window['reason'], 100) or 'no ring'})"
     if stays:
-        text += f". Cycles after it took x {stays['point']:.3f}{plus_minus(stays)} those before: it stays attached"
+        text += f". Cycles after it took x {stays['point']:.3f}{plus_minus(stays)} those before: it stays in part"
     seconds = [f"{name} {value:.2f} s" for name, value in window["seconds"].items() if value is not None]
     lost = sum(window["lost_ms"].values())
     return f"{text}. Took {', '.join(seconds)}; cycles lost {lost:.0f} ms to that. Times to {_error(window)}."

@@ -78,7 +78,7 @@ def left_words(cost: Mapping[str, Any]) -> str:
         return ""
     return (
         f". Cycles after it took {100 * (left['point'] - 1):+.1f} % [{100 * (left['low'] - 1):+.1f}, "
-        f"{100 * (left['high'] - 1):+.1f}] against those before: CUPTI stays attached until the server ends"
+        f"{100 * (left['high'] - 1):+.1f}] against those before: the profiler stays in part"
     )
 
 

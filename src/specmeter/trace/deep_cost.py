@@ -29,7 +29,7 @@ def window_cost(
     ``inside_ns``, ``before_ns``, ``after_ns``, ``outside_ns`` (both, or those before where the ones after take longer)
     and ``ratio`` are intervals (``low``, ``point``, ``high``, ``level``, ``method``, ``n``, ``unit``) or None;
     ``reason`` says why there is no ratio. ``left_ratio`` is
-    after / before: above 1 the profiler still costs something when it is off (CUPTI stays attached to the process).
+    after / before: above 1 the profiler still costs something when it is off.
     ``*_s`` are the seconds that each part took, ``lost_ns`` what the cycles that overlap each part took beyond the mean
     outside.
     """
