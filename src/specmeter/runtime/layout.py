@@ -19,6 +19,8 @@ HEADER = struct.Struct("<8sIIQQQ36s64sii32sqq")
 # t0_ns, t1_ns, cycle, point, kind, lane, value, seq
 RECORD = struct.Struct("<qqIHBBiI")
 RECORD_SIZE = RECORD.size
+# The same record for a host span, whose kind and value are 0: t0_ns, t1_ns, cycle, point, lane, seq
+SPAN = struct.Struct("<qqIHxB4xI")
 
 KIND_HOST_SPAN = 0
 KIND_MARK = 1

@@ -7,24 +7,13 @@ import os
 import socket
 import time
 from _thread import RLock
-from itertools import count
 from typing import Any, Callable, Tuple
 
 from . import layout
 
 DEFAULT_CAPACITY = 1 << 20
-Lap = Tuple[Callable[[], int], int]
 
-FIRST_WORD = layout.HEADER_SIZE // 8
-WORDS = layout.RECORD_SIZE // 8
-# A record's last word is its value (0 for a span) and above it its mark; marks grow by one as first words by WORDS.
-MARK_OF_WORD = (1 << 32) // WORDS
 MARKS = 1 << 32
-
-
-def last_word(word: int, base: int) -> int:
-    """The last word of the span whose first word is ``word``, in the lap of ``base``."""
-    return word * MARK_OF_WORD + base
 
 
 def start_ticks(pid: int) -> int:
@@ -48,20 +37,18 @@ def boot_id() -> str:
 class Ring:
     """A preallocated ring file (0600) of ``capacity`` records, rounded up to a power of two.
 
-    ``lap`` is a pair: a function that gives a free record's first word, without a lock, and what makes a record's last
-    word from its first (``last_word``). The lap is over when a word lies at or beyond ``end_word``; ``take`` then
-    begins the next one. ``buffer`` is the mapping, ``words`` the same as unsigned 64-bit words. Raises OSError when the
-    file cannot be made or the disk is full: every block is allocated here, so that no write can fault later.
+    ``next_place()`` gives a free record's byte offset and its mark, without a lock, until the lap is over and it raises
+    StopIteration; ``take`` does the same and then begins the next lap.
+    ``buffer`` is the mapping, ``words`` the same as unsigned 64-bit words. Raises OSError when the file cannot be made
+    or the disk is full: every block is allocated here, so that no write can fault later.
     """
 
-    lap: Lap
+    next_place: Callable[[], Tuple[int, int]]
 
     def __init__(self, path: str, capacity: int, plan_sha256: bytes, rank: int = -1, world: int = -1) -> None:
         self.path = path
         self.capacity = capacity = 1 << max(capacity - 1, 1).bit_length()
         self._turning = RLock()
-        self.end_word = FIRST_WORD + capacity * WORDS
-        self._lap(1)
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
         unready = f"{path}.new"  # what readers look for appears whole
         if os.path.exists(unready):
@@ -71,6 +58,7 @@ class Ring:
             os.posix_fallocate(handle, 0, size)
             self.buffer: Any = mmap.mmap(handle, size)
             self.words: Any = memoryview(self.buffer).cast("Q")
+            self._lap(1)
         except BaseException:
             os.unlink(unready)
             raise
@@ -98,18 +86,13 @@ class Ring:
     def take(self) -> Tuple[int, int]:
         """A free record's byte offset and its mark, from the next lap if this one is over."""
         while True:
-            lap = self.lap
-            word = lap[0]()
-            if word >= self.end_word:
+            next_place = self.next_place
+            try:
+                return next_place()
+            except StopIteration:
                 with self._turning:
-                    # Unless another thread has already begun it. The marks have 32 bits; the place whose mark would be
-                    # 0 is left out, and the next mark is 1.
-                    if self.lap is lap:
+                    if self.next_place is next_place:  # unless another thread has already begun the next
                         self._lap((self._first + self.capacity) % MARKS)
-            elif (mark := last_word(word, lap[1]) >> 32) < MARKS:
-                return word * 8, mark
-            else:
-                self.words[word + WORDS - 1] = 0
 
     def close(self) -> None:
         """Unmap the file; nothing can be written any more."""
@@ -118,4 +101,11 @@ class Ring:
 
     def _lap(self, first: int) -> None:
         self._first = first
-        self.lap = count(FIRST_WORD, WORDS).__next__, (first << 32) - FIRST_WORD * MARK_OF_WORD
+        size = layout.RECORD_SIZE
+        # The marks have 32 bits: the place whose mark would be 0 is left out, and the next lap begins with 1.
+        count = min(self.capacity, MARKS - first)
+        stop = layout.HEADER_SIZE + count * size
+        for place in range(stop, layout.HEADER_SIZE + self.capacity * size, size):
+            self.words[(place + size) // 8 - 1] = 0
+        # Both numbers come from one call into C, so no other thread can get in between.
+        self.next_place = zip(range(layout.HEADER_SIZE, stop, size), range(first, MARKS)).__next__  # noqa: B905 (3.9)
