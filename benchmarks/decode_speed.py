@@ -29,22 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from questions import FORM, QUESTIONS
 from tokenizers import Tokenizer
 
 import specmeter.eagle
 from specmeter.eagle.engine import Engine, Sampling, SpecSettings
 from specmeter.eagle.model_store import ensure_model
 
-QUESTIONS = [
-    "Why is the sky blue?",
-    "Write a short poem about the sea.",
-    "Explain recursion to a child.",
-    "List five uses of a paperclip.",
-    "Give me a recipe for pancakes.",
-    "Write a Python function that reverses a list.",
-    "What did the Romans eat?",
-    "Describe how a bicycle stays upright.",
-]
 PACKAGED_HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
 # {(setting, round, prompt): tokens per second}
 Rates = dict[tuple[str, int, int], float]
@@ -63,8 +54,7 @@ def measure(options: argparse.Namespace, log: Log) -> None:
     """All rounds: own passes and vLLM's starts in an order drawn from the seed and the round."""
     model = ensure_model()
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    form = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    prompts = [tokenizer.encode(form.format(q), add_special_tokens=False).ids for q in QUESTIONS[: options.prompts]]
+    prompts = [tokenizer.encode(FORM.format(q), add_special_tokens=False).ids for q in QUESTIONS[: options.prompts]]
     engine = Engine.load(model, options.head, draft_int8=options.draft_dtype == "int8")
     print(json.dumps(machine(engine)), file=sys.stderr, flush=True)
     for number in range(options.rounds):

@@ -27,8 +27,6 @@ from typing import Any
 
 import torch
 from eagle_cuda_parts import (
-    FORM,
-    QUESTIONS,
     Models,
     Session,
     counted,
@@ -37,6 +35,7 @@ from eagle_cuda_parts import (
     layer_graphs,
     random_model,
 )
+from questions import FORM, MORE_QUESTIONS
 
 from specmeter.eagle.cuda_graphs import Graphs
 from specmeter.eagle.cuda_ops import Ops, TorchOps
@@ -329,7 +328,7 @@ def encoded(options: argparse.Namespace) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    return [tokenizer.encode(FORM.format(q), add_special_tokens=False).ids for q in QUESTIONS[: options.prompts]]
+    return [tokenizer.encode(FORM.format(q), add_special_tokens=False).ids for q in MORE_QUESTIONS[: options.prompts]]
 
 
 def interval(values: list[float]) -> list[float]:

@@ -29,19 +29,6 @@ from specmeter.eagle.settings import MAX_DRAFT_TOKENS, MAX_STEPS
 from specmeter.eagle.target import Target
 
 CONTEXT = 2048
-FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-QUESTIONS = [
-    "Why is the sky blue?",
-    "Write a short poem about the sea.",
-    "Explain recursion to a child.",
-    "List five uses of a paperclip.",
-    "Give me a recipe for pancakes.",
-    "Write a Python function that reverses a list.",
-    "What did the Romans eat?",
-    "Describe how a bicycle stays upright.",
-    "What is the difference between weather and climate?",
-    "Tell me a story about a lighthouse keeper.",
-]
 # What one call of an operation launches; attention is one more where the context is split.
 LAUNCHES = {"embed": 1, "qkv": 1, "attention": 1, "product": 1, "gate_up": 1, "choose": 2, "accept": 1}
 

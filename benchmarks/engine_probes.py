@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from questions import PROMPTS
 
 from specmeter.analysis.profile import analyse, baseline_from_trace
 from specmeter.control import Link, arm, disarm, launch_env, mix, processes
@@ -35,15 +36,6 @@ from specmeter.engines.process import ServerProcess, free_port
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, load_link
 from specmeter.trace.rundir import RunWriter
-
-PROMPTS = [
-    "Explain how a bicycle stays upright.",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "List three differences between a frog and a toad.",
-    "Summarize the water cycle in one paragraph.",
-    "Write a short letter that asks a landlord to repair a window.",
-    "What is 17 times 23? Show the steps.",
-]
 
 
 def main() -> None:

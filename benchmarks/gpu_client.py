@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from questions import PROMPTS
 
 from specmeter.trace import Request
 
@@ -21,12 +22,7 @@ Prompt = str | tuple[int, ...]
 REQUEST_TIMEOUT_S = 120.0
 
 QUESTIONS = (
-    "Explain how a bicycle stays upright.",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "List three differences between a frog and a toad.",
-    "Summarize the water cycle in one paragraph.",
-    "Write a short letter that asks a landlord to repair a window.",
-    "What is 17 times 23? Show the steps.",
+    *PROMPTS,
     "Translate into French: The train leaves at nine in the morning.",
     "Give two reasons why the sky is blue and one why sunsets are red.",
 )

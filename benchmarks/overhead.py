@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engine_probes import PROMPTS, ask, wait_for_model
+from engine_probes import ask, wait_for_model
+from questions import PROMPTS
 
 from specmeter.analysis.overhead import comparable, drawn_overhead
 from specmeter.control import arm, disarm, launch_env, mix

@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from engine_probes import PROMPTS, wait_for_model
+from engine_probes import wait_for_model
 from profilers_site import COUNT, CPROFILE, VIZTRACER
+from questions import PROMPTS
 
 from specmeter.control import Link, arm, disarm, launch_env
 from specmeter.control.prepare import prepare_link

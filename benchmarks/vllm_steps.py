@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from questions import FORM, QUESTIONS
 from tokenizers import Tokenizer
 
 import specmeter.eagle
@@ -36,7 +37,6 @@ from specmeter.control.prepare import prepare_link
 from specmeter.eagle.model_store import ensure_model
 
 HEAD = Path(specmeter.eagle.__file__).parent / "heads" / "smollm2-135m-v1"
-FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def main() -> None:
@@ -75,8 +75,6 @@ def parse() -> argparse.Namespace:
 
 def prompt_ids(count: int) -> list[list[int]]:
     """The token ids of decode_speed.py's prompts."""
-    from decode_speed import QUESTIONS
-
     tokenizer = Tokenizer.from_file(str(ensure_model() / "tokenizer.json"))
     return [tokenizer.encode(FORM.format(q), add_special_tokens=False).ids for q in QUESTIONS[:count]]
 

@@ -72,10 +72,10 @@ def float32() -> Engine:
 def prompts() -> list[list[int]]:
     from tokenizers import Tokenizer
 
-    from benchmarks.eagle_cuda_parts import FORM, QUESTIONS
+    from benchmarks.questions import FORM, MORE_QUESTIONS
 
     tokenizer = Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
-    return [tokenizer.encode(FORM.format(question), add_special_tokens=False).ids for question in QUESTIONS]
+    return [tokenizer.encode(FORM.format(question), add_special_tokens=False).ids for question in MORE_QUESTIONS]
 
 
 def run(engine: Engine, prompt: list[int], spec: SpecSettings | None, count: int = TOKENS) -> list[Cycle]:
