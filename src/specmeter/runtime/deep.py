@@ -259,8 +259,10 @@ class Deep:
         if self._why:
             raise CannotProfile(self._why)
         folder = os.path.join(self._folder, "deep")
-        if not os.path.isdir(folder):
+        try:
             os.mkdir(folder, 0o700)  # not its parents: a link that was removed stays so
+        except FileExistsError:  # another rank of the same server may make it in the same moment
+            pass
         name = os.path.join(folder, f"{self._stem()}-{self._id}")
         part = f"{name}.part"
         try:
