@@ -262,7 +262,8 @@ class Deep:
         try:
             os.mkdir(folder, 0o700)  # not its parents: a link that was removed stays so
         except FileExistsError:  # another rank of the same server may make it in the same moment
-            pass
+            if not os.path.isdir(folder):
+                raise
         name = os.path.join(folder, f"{self._stem()}-{self._id}")
         part = f"{name}.part"
         try:
