@@ -28,6 +28,7 @@ VLLM = os.environ.get("SPECMETER_VLLM_PYTHON")
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.engine,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not VLLM, reason="SPECMETER_VLLM_PYTHON names no environment with vLLM"),
 ]
 TOKENS = 24

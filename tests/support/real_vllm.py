@@ -113,7 +113,7 @@ def server(words: tuple[str, ...], env: Mapping[str, str], log: Path) -> Iterato
     process = ServerProcess(engine_named("vllm").with_port(words, port), env, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 480
         while not healthy(url):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise process.failure("vLLM did not come up.")
