@@ -74,7 +74,7 @@ class ServerProcess:
         self.pid = self._wait_started()
 
     def _wait_started(self) -> int:
-        line = self._next_line(10.0)
+        line = self._next_line(60.0)  # a starting machine may be busy
         if line is not None and line.startswith("started "):
             return int(line.split()[1])
         reason = line.split(" ", 2)[2] if line is not None and line.startswith("failed ") else "no answer"
