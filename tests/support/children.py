@@ -14,7 +14,7 @@ from typing import Any
 
 from specmeter.control import Link, Process, launch_env, processes
 
-WAIT_S = 20.0
+WAIT_S = 60.0  # what is waited for comes in a moment, unless the machine is very busy
 
 
 def environment(link: Link | None, *paths: Path, **extra: str) -> dict[str, str]:
@@ -29,7 +29,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``code`` to its end."""
     return subprocess.run(
-        [python, *options, "-c", code], env=env, capture_output=True, text=True, timeout=60, start_new_session=True
+        [python, *options, "-c", code], env=env, capture_output=True, text=True, timeout=120, start_new_session=True
     )
 
 

@@ -51,7 +51,7 @@ class ScriptedEngine:
         try:
             for place, cycle in enumerate(self.script):
                 if place:
-                    self.gate.wait(20)
+                    self.gate.wait(100)
                     time.sleep(self.pause_s)
                 if self.failure is not None:
                     raise self.failure
@@ -78,19 +78,19 @@ def scripted_server(
     engine_thread = threading.Thread(target=service.dispatcher.run, daemon=True)
     front.start()
     engine_thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield urls[0]
     finally:
         engine.gate.set()
         front.stop()
         front.join()
-        engine_thread.join(10)
+        engine_thread.join(60)
         listener.close()
         assert not engine_thread.is_alive() and not service.dispatcher.alive and front.failure is None
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll until ``condition`` holds; AssertionError if it does not in time."""
     end = time.monotonic() + timeout_s
     while not condition():

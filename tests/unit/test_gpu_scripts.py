@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from gpu_steps import Step, read, run_steps
 
 from specmeter.analysis.costmodel_bytes import read_shape
 from specmeter.trace import Request
+from tests.support.children import until
 
 
 def test_shapes_have_the_sizes_they_are_named_after() -> None:
@@ -213,16 +213,15 @@ def test_a_server_that_stands_still_goes_on_when_it_is_wanted() -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
     process = subprocess.Popen([sys.executable, "-c", code])
     server = Server(Start("x", ()), type("P", (), {"pid": process.pid})(), "", None, 0.0)
+
+    def states() -> list[str]:
+        return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in server.pids]
+
     try:
-        until = time.monotonic() + 10
-        while len(server.pids) < 2 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert len(server.pids) == 2
+        until(lambda: len(server.pids) == 2, "the process that it started")
         for number, state in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "RS")):
             server.signal(number)
-            time.sleep(0.05)
-            found = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in server.pids]
-            assert all(each in state for each in found), found
+            until(lambda state=state: all(each in state for each in states()), f"state {state}")  # type: ignore[misc]
     finally:
         server.signal(signal.SIGKILL)
         process.wait()

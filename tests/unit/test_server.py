@@ -56,12 +56,12 @@ def idle(tokenizer: Tokenizer) -> Iterator[tuple[str, ScriptedEngine]]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 
 def post(url: str, body: object, path: str = "/v1/completions") -> httpx.Response:
-    return httpx.post(url + path, json=body, timeout=10)
+    return httpx.post(url + path, json=body, timeout=60)
 
 
 SPEC_USAGE = {"cycles": 2, "drafted": 4, "accepted": 1, "accepted_per_position": [1, 0]}
@@ -286,7 +286,7 @@ def test_a_client_that_leaves_without_stream_or_while_waiting(url: str, engine: 
     engine.gate.clear()
     for place in range(2):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/v1/completions", json={"prompt": "in"}, timeout=0.3)
+            httpx.post(f"{url}/v1/completions", json={"prompt": "in"}, timeout=1.5)
         wait_until(lambda place=place: len(engine.seen) == 1)  # type: ignore[misc]
     wait_until(lambda: "specmeter_requests_waiting 0" in httpx.get(f"{url}/metrics").text)
     engine.gate.set()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -88,11 +88,11 @@ def _one(script: Script, api: Api = "chat", **fields: object) -> Outcome:
 
 
 def test_tokens_are_counted_by_usage_and_times_by_arrival() -> None:
-    outcome = _one(_send(HEAD, _piece("a"), _piece("bcd"), _piece("e"), USAGE + DONE, pause_s=0.05))
+    outcome = _one(_send(HEAD, _piece("a"), _piece("bcd"), _piece("e"), USAGE + DONE, pause_s=0.3))
     assert outcome.error == "" and outcome.text == "abcde"
     assert (outcome.output_tokens, outcome.prompt_tokens, outcome.cycles, outcome.accepted) == (5, 4, 2, 2)
     assert len(outcome.arrivals_ns) == 3
-    assert 80 < (outcome.last_ns - outcome.first_ns) / 1e6 < 400
+    assert 300 < (outcome.last_ns - outcome.first_ns) / 1e6 < 10_000, "two pauses, the first piece perhaps read late"
     assert outcome.token_ms == pytest.approx((outcome.last_ns - outcome.first_ns) / 4e6)
     assert as_request(outcome).decode_rate == pytest.approx(1000 / outcome.token_ms)
 
@@ -212,6 +212,10 @@ def test_concurrency_is_reached_and_not_passed() -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
+        for _ in range(500):  # until four are here, and a moment for a fifth
+            await asyncio.sleep(0.02)
+            if most == 4:
+                break
         await asyncio.sleep(0.05)
         writer.write(HEAD + _piece("a") + USAGE + DONE)
         now -= 1
@@ -224,14 +228,17 @@ def test_concurrency_is_reached_and_not_passed() -> None:
 
 
 def test_open_loop_keeps_its_seeded_schedule() -> None:
+    calls = [Call(f"r{i}", PROMPT, 5) for i in range(20)]
     with serving(_send(HEAD + _piece("a") + USAGE + DONE)) as url:
-        calls = [Call(f"r{i}", PROMPT, 5) for i in range(20)]
-        began = time.perf_counter()
-        runs = [drive(url, "m", calls, Load(rate=100.0, seed=5)).outcomes for _ in range(2)]
-        spent = time.perf_counter() - began
-    sends = [[(o.send_ns - run[0].send_ns) / 1e6 for o in run] for run in runs]
-    assert spent < 5 and max(abs(a - b) for a, b in zip(*sends, strict=True)) < 60
-    assert sends[0][-1] == pytest.approx(sends[1][-1], rel=0.5) and sends[0][-1] > 50
+        outcomes = drive(url, "m", calls, Load(rate=10.0, seed=5)).outcomes
+    rng, due = random.Random(5), [0.0]
+    for _ in calls[1:]:
+        due.append(due[-1] + rng.expovariate(10.0))
+    assert due[-1] > 1.2
+    shifts = [outcome.send_ns / 1e9 - wanted for outcome, wanted in zip(outcomes, due, strict=True)]
+    late = sorted(shift - min(shifts) for shift in shifts)
+    # A busy machine holds some of them up, and none for good: sent all at once, half of them were 0.6 s off.
+    assert late[len(late) // 2] < 0.4, late
 
 
 @pytest.mark.parametrize("fields", [{"concurrency": 0}, {"rate": 0.0}, {"rate": -1.0}])

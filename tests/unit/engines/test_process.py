@@ -33,7 +33,7 @@ time.sleep(600)
 """
 
 
-def _wait(condition, seconds: float = 10.0) -> bool:
+def _wait(condition, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -108,11 +108,11 @@ def test_second_interrupt_while_stopping_kills_at_once(tmp_path: Path) -> None:
     process = ServerProcess([sys.executable, "-c", FAMILY, str(tmp_path)], os.environ, tmp_path / "log")
     pids = _family(tmp_path)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
         process.stop(grace_s=60.0)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 40.0
     assert not any(_alive(pid) for pid in pids)
 
 

