@@ -18,7 +18,7 @@ from tests.support.children import until
 from tests.support.deep_server import ON_CPU, deep_server, run_line
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_window_comes_over_and_reads_the_same(tmp_path: Path) -> None:
@@ -27,10 +27,10 @@ def test_window_comes_over_and_reads_the_same(tmp_path: Path) -> None:
         try:
             found = place.find_link(str(link.path))
             with pytest.raises(SpecmeterError, match="not armed"):
-                place.deep(found, 5, "", 20.0)
+                place.deep(found, 5, "", 60.0)
             assert not place.arm(found, 10.0, 30.0)
             until(lambda: list(link.path.glob("*.ring")), "its ring is there")
-            asked = place.deep(found, 5, "k=2", 20.0)
+            asked = place.deep(found, 5, "k=2", 60.0)
             place.disarm(found, 10.0)
             place.collect(found)
             assert asked.activity == "cpu" and len(asked.done) == 1 and found.path != link.path

@@ -16,7 +16,7 @@ from tests.support.children import environment, running, until
 from tests.support.toy import Mark, make_toy, records
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 SOURCE = """
 import os, torch
 torch.set_num_threads(1)

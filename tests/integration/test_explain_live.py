@@ -50,7 +50,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         assert process.poll() is None, "the server must still run"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -58,10 +58,11 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None
         try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=20).status_code == 200:
                 return
         except httpx.HTTPError:
-            time.sleep(0.3)
+            pass
+        time.sleep(0.3)
     raise AssertionError("not healthy")
 
 

@@ -24,7 +24,7 @@ from tests.support.children import until
 from tests.support.loopback_ssh import USABLE, WHY_NOT, Loopback, free_port, loopback_sshd
 from tests.support.recipes import install
 
-pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(240)]
 LOOP = """
 import time
 from fork.worker import Worker
@@ -58,7 +58,7 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run one to its end."""
         child = self.start(*words, on=on, python=python)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=120)
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
     def answer(self, *words: object, on: str = "ssh://up", python: str = sys.executable) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def armed_there(host: Host, engine: Path, python: str, on: str) -> None:
         until(hits, "hits")
     finally:
         child.terminate()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
 
 
 # -- ways there --------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_another_root(host: Host, engine: Path, tmp_path: Path, mounts: Callable
 
 
 def test_into_the_namespaces_of_a_process(host: Host, engine: Path) -> None:
-    hold = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "sleep", "60"]
+    hold = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "sleep", "600"]
     with subprocess.Popen(hold, stderr=subprocess.DEVNULL) as holder:
         try:
             children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
@@ -216,7 +216,7 @@ def test_over_a_slow_link_in_a_network_of_its_own(host: Host, engine: Path, tmp_
 
 
 def in_a_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
-    """Run it with a terminal that it could ask on; its code and everything it wrote there. It has 20 s."""
+    """Run it with a terminal that it could ask on; its code and everything it wrote there. It has 60 s."""
     ours, theirs = pty.openpty()
 
     def own_terminal() -> None:
@@ -229,7 +229,7 @@ def in_a_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
         os.close(theirs)
         written = b""
         try:
-            code = child.wait(20)
+            code = child.wait(60)
         finally:
             child.kill()
         while True:

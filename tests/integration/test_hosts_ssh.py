@@ -82,7 +82,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
         f"/usr/bin/ssh -F {folder}/config -W %h:%p far\n"
         f"Host wrong\n{common}  IdentityFile {folder}/wrong\n  UserKnownHostsFile {folder}/known\n"
         f"Host unknown\n{common}  IdentityFile {folder}/key\n  UserKnownHostsFile {folder}/nothing\n"
-        f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n"
+        f"Host closed\n  HostName 127.0.0.1\n  Port 1\n"
     )
     (folder / "bin").mkdir()
     (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
@@ -178,7 +178,7 @@ def test_run_arm_status_disarm_over_ssh(far: Far, engine: Path) -> None:
             found = answer("--on", far.url, "status")["links"]
             return found and found[0]["processes"] and found[0]
 
-        link = until(described, "the far server", 30)
+        link = until(described, "the far server", 60)
         assert link["link"] == "overssh" and not link["armed"]
         armed = answer("--on", far.url, "arm", "--link", "overssh")
         assert [point["armed"] for point in armed["processes"][0]["points"]] == [True, True]
@@ -189,7 +189,7 @@ def test_run_arm_status_disarm_over_ssh(far: Far, engine: Path) -> None:
         pid = link["processes"][0]["pid"]
     finally:
         child.send_signal(signal.SIGINT)
-        err = child.communicate(timeout=30)[1]
+        err = child.communicate(timeout=60)[1]
     assert child.returncode == 130, err
     until(lambda: not Path(f"/proc/{pid}").exists(), "the far server's end")
     until(lambda: not left_behind(far), "the far folder's end")
@@ -206,11 +206,11 @@ def test_a_lost_connection_ends_the_far_server_and_says_so(far: Far, engine: Pat
         return [process["pid"] for link in links for process in link["processes"] if process["alive"]]
 
     try:
-        (pid,) = until(found, "the far server", 30)
+        (pid,) = until(found, "the far server", 60)
         if how == "connection":
             clients = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
             os.kill(int(clients[0]), signal.SIGKILL)
-            assert child.wait(30) == 4
+            assert child.wait(60) == 4
             _, err = child.communicate()
             assert "The connection to" in err and "was lost" in err and "status" in err
         else:
@@ -236,7 +236,7 @@ def test_hosts_that_cannot_be_reached(far: Far, url: str, why: str, step: str) -
     before = time.monotonic()
     done = specmeter("--on", url, "status")
     assert done.returncode == 5 and why in done.stderr and step in done.stderr, done.stderr
-    assert time.monotonic() - before < 20, "it must never wait for an answer"
+    assert time.monotonic() - before < 50, "it must never wait for an answer"
 
 
 def test_no_python_and_one_that_is_too_old(far: Far) -> None:

@@ -71,7 +71,7 @@ def test_phases_of_a_spawned_scheduler_armed_between_requests(worker: str, place
     after = ["--v1"] if v1 else []
     plain = serve(after=after)
     expected = [request(plain, 40, 2) for _ in range(3)]
-    plain.communicate(timeout=20)
+    plain.communicate(timeout=60)
     server = serve(sys.executable, "-m", "specmeter", "run", "--recipe", str(recipe), "--", after=after)
     try:
         answers = [request(server, 40, 2)]
@@ -93,7 +93,7 @@ def test_phases_of_a_spawned_scheduler_armed_between_requests(worker: str, place
         }  # fmt: skip
         assert len(trace.main.cycles.dur_ns) >= 38
     finally:
-        out, err = server.communicate(timeout=20)
+        out, err = server.communicate(timeout=60)
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
     assert (server.returncode, out) == (0, ""), err
@@ -113,7 +113,7 @@ def knob(link: Link) -> dict[str, Any]:
 
 
 def stopped(server: subprocess.Popen[str]) -> None:
-    out, err = server.communicate(timeout=20)
+    out, err = server.communicate(timeout=60)
     assert (server.returncode, out) == (0, ""), err
 
 

@@ -63,7 +63,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def specmeter(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specmeter", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def test_run_arm_status_disarm_and_the_servers_own_end(place: Path) -> None:
         time.sleep(0.1)
         assert hits() == before
         server.send_signal(signal.SIGTERM)
-        out, err = server.communicate(timeout=20)
+        out, err = server.communicate(timeout=60)
         assert (out, server.returncode) == ("stopping\n", 7), err
         assert list((place / "run" / "specmeter").iterdir()) == [], "the link goes with its server"
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
-            server.wait(20)
+            server.wait(60)
 
 
 def started(place: Path, server: Path, **how: Any) -> subprocess.Popen[str]:
@@ -121,7 +121,7 @@ def test_the_link_goes_with_a_server_whose_worker_outlives_a_signal(place: Path,
         worker = int(server.stdout.readline())
         assert list((place / "run" / "specmeter").iterdir())
         server.send_signal(number)
-        assert server.wait(30) == 128 + number
+        assert server.wait(60) == 128 + number
         assert list((place / "run" / "specmeter").iterdir()) == []
         assert not Path(f"/proc/{worker}/exe").exists(), "the worker went too, as after Ctrl-C"
     finally:
@@ -146,7 +146,7 @@ def test_a_signal_before_the_server_is_started_leaves_no_link(place: Path) -> No
         os.close(write)
         with os.fdopen(read, "rb") as rest:
             rest.read()
-        assert server.wait(30) == 130
+        assert server.wait(60) == 130
         assert list((place / "run" / "specmeter").iterdir()) == []
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -250,7 +250,7 @@ def test_detach_says_what_is_left(place: Path) -> None:
         assert "link mine is detached and removed" in done.stdout and "dormant" not in done.stdout
     finally:
         server.send_signal(signal.SIGTERM)
-        _, err = server.communicate(timeout=20)
+        _, err = server.communicate(timeout=60)
     assert "did not come up" not in err
     link = make_link({"points": []}, {}, link_id="old")
     (link.path / "7-1.json").write_text(json.dumps({"points": []}))

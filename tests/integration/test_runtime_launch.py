@@ -323,7 +323,7 @@ def test_link_removed_while_the_server_runs(toy: Toy, tmp_path: Path) -> None:
         assert child.stdout.readline() == "[5]\n"
         remove_link(link)
         assert not link.path.exists()
-        out, err = child.communicate("\n", timeout=20)
+        out, err = child.communicate("\n", timeout=60)
     assert (out, err, child.returncode) == ("[5]\n", "", 0)
 
 

@@ -63,7 +63,7 @@ def served(*command: str, before: Sequence[str] = (), ends: bool = False) -> Ite
     finally:
         if not ends:
             server.send_signal(signal.SIGINT)
-        server.communicate(timeout=20)
+        server.communicate(timeout=40)
 
 
 def under(place: Path, link: str) -> list[str]:
@@ -92,7 +92,10 @@ def iterations(link: Link) -> dict[int, int]:
     return dict(zip(wanted["cycle"].tolist(), wanted["t0"].tolist(), strict=True))
 
 
-def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(place: Path) -> None:
+def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specmeter.live.share.QUIET_S", 10.0)  # the traffic comes surely, on a busy machine later
     scheduler = ("-m", "minisgl.launch_server")
     with served(*scheduler, ends=True) as (plain, _):
         expected = [send(plain, cycles) or answer(plain) for cycles in (40, 40, 2_500, 40)]
@@ -116,7 +119,7 @@ def test_cycles_are_drawn_by_the_engines_counter_and_a_budget_sets_their_share(p
         assert np.array_equal(calls > 0, cycles.probed == 1)
 
         send(server, 2_500)
-        share = watch_share(link, Sampling(5, 300), 50.0, 8.0)
+        share = watch_share(link, Sampling(5, 300), 50.0, 30.0)
         assert share.cost is not None and share.cost.n >= 60 and share.point_percent, share
         assert not mix(link, 5, share.permille, why=share.why).silent
         assert answer(server) == expected[2]
@@ -143,7 +146,8 @@ def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -
     assert sampling["sampled"] > 0 and sampling["clean"] > 0, sampling
     assert sampling["sampled"] + sampling["clean"] > 200
     assert 0.9 < found["cycle"]["count"] / (sampling["sampled"] + sampling["clean"]) <= 1, "all but stalls"
-    assert abs(sampling["share_percent"] - sampling["permille"] / 10) < 8
+    share, drawn_from = sampling["permille"] / 1000, sampling["sampled"] + sampling["clean"]
+    assert abs(sampling["share_percent"] / 100 - share) < max(0.02, 5 * (share * (1 - share) / drawn_from) ** 0.5)
     assert {row["name"] for row in found["phases"]} >= {"draft", "verify", "accept", "extend"}
     shown = subprocess.run(
         [*BASE, "report", str(place / "profiled")], capture_output=True, text=True, check=True

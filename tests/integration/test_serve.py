@@ -122,8 +122,8 @@ def test_a_signal_ends_it_quickly_in_the_middle_of_a_stream(number: signal.Signa
             server.send_signal(number)
             started = time.monotonic()
             rest = "".join(lines)
-        assert server.wait(10) == code
-        assert time.monotonic() - started < 5
+        assert server.wait(60) == code
+        assert time.monotonic() - started < 20, "4000 tokens take longer"
         assert "stopping" in rest
         assert server.stderr is not None and server.stderr.read() == ""
 
@@ -159,10 +159,12 @@ def test_fetch_killed_then_rebuilt_and_interrupted(tmp_path: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **home}, text=True) as child:
             assert child.stderr is not None
             wanted = "reading" if stays else "downloading"
-            while wanted not in child.stderr.readline():
-                pass
+            said = ""
+            while wanted not in said:
+                said = child.stderr.readline()
+                assert said, f"it ended without {wanted}"
             child.send_signal(number)
-            assert child.wait(20) == code
+            assert child.wait(60) == code
         left = [p for p in models.iterdir() if p.is_dir()]
         assert bool(left) is stays, left
     done = run("fetch", "--json", **home)

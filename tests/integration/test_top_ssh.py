@@ -19,7 +19,7 @@ import pytest
 from tests.support.growing import GrowingRing
 from tests.support.saved_runs import MS, PLAN, recording
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_top_through_ssh(ssh: list[str], tmp_path: Path, term: str) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.execvp(ssh[0], [*ssh, remote])
-    said, end, step = b"", time.monotonic() + 40, 0
+    said, end, step = b"", time.monotonic() + 100, 0
     try:
         while time.monotonic() < end:
             if select.select([terminal], [], [], 0.1)[0]:

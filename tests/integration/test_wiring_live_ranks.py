@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def check(place: Path, link: Link, *more: str) -> tuple[int, dict[str, Any], dic
     words = ["check", "--target", str(place / "target"), "--draft", str(place / "draft"), "--link", link.id, "--json"]
     env = {**os.environ, "XDG_RUNTIME_DIR": str(place / "run"), "PYTHONPATH": str(place)}
     done = subprocess.run(
-        [sys.executable, "-m", "specmeter", *words, *more], capture_output=True, text=True, timeout=60, env=env
+        [sys.executable, "-m", "specmeter", *words, *more], capture_output=True, text=True, timeout=120, env=env
     )
     document = json.loads(done.stdout)
     if "error" in document:
@@ -210,12 +211,15 @@ def test_a_server_that_does_not_answer_is_said_and_left_dormant(place: Path) -> 
 
 
 def test_a_server_that_ends_meanwhile_is_said(place: Path) -> None:
-    serve = "import time; import sglang.srt.speculative.eagle_worker; time.sleep(4)"
+    serve = "import time; import sglang.srt.speculative.eagle_worker; time.sleep(600)"
     env = {**os.environ, "PYTHONPATH": str(place), "XDG_RUNTIME_DIR": str(place / "run")}
     link = prepare_link(
         (sys.executable,), engine="sglang", recipe=place / "wiring.toml", base=place / "run" / "specmeter", env=env
     )
-    with running(serve, launch_env(link, env)):
+    with running(serve, launch_env(link, env)) as server, ThreadPoolExecutor(1) as pool:
         until(lambda: list(link.path.glob("*-*.json")), "the process to come up")
-        code, error, _ = check(place, link, "--wait", "50")
+        checking = pool.submit(check, place, link, "--wait", "50")
+        until(lambda: any(process.armed for process in processes(link)), "the check to wait for a request")
+        server.kill()
+        code, error, _ = checking.result()
     assert code == 4 and "has ended" in error["what"]
