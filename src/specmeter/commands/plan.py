@@ -54,11 +54,12 @@ def _survey(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _only(plan: dict[str, Any], runner: str) -> dict[str, Any]:
+    """The plan with what belongs to ``runner``, and what all share; no line of it is about another."""
     names = [item["name"] for item in plan["runners"]]
     if runner not in names:
         raise SpecmeterError(f"{plan['engine']} {plan['engine_version']} has no runner {runner!r}: {', '.join(names)}.")
     kept = {key: [item for item in plan[key] if item["runner"] in (None, runner)] for key in ("points", "refused")}
-    return {**plan, **kept}
+    return {**plan, **kept, "runners": [item for item in plan["runners"] if item["name"] == runner]}
 
 
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import marshal
 import os
 import shutil
@@ -17,7 +18,8 @@ from specmeter import cli, source
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.asking import ask_far
 from specmeter.recipes.planner import build_plan, survey
-from tests.support.recipes import install
+from tests.support.recipes import install, recipe, runner
+from tests.support.recipes import point as point_table
 
 PYTHON = Path(sys.executable)
 WORKER = "class Worker:\n    def cycle(self, batch):\n        return self.verify(batch), self.verify(batch)\n"
@@ -163,6 +165,23 @@ def test_an_unreadable_file_is_a_refusal_with_its_reason(tree: Path) -> None:
     (tree / "fork" / "worker.py").unlink()
     (tree / "fork" / "worker.py").symlink_to("worker.py")
     assert "fork" in _refusal(tree).why
+
+
+def test_the_plan_of_one_runner_says_nothing_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = WORKER.replace("self.verify(batch), self.verify(batch)", "self.verify(batch)")
+    tree = install(tmp_path / "tree", "two", {"worker": text})
+    points = [point_table("cycle", "two.worker", "Worker.cycle", role="cycle")]
+    points += [point_table("verify.forward", "two.worker", "Worker.cycle", runner="one", call=r"^self\.verify$")]
+    points += [point_table("draft.forward", "two.worker", "Worker.gone", runner="other")]
+    (tmp_path / "two.toml").write_text(recipe(runner("one"), runner("other"), *points, engine="two", dist="two"))
+    words = ["plan", "--recipe", str(tmp_path / "two.toml"), "--path", str(tree)]
+    assert cli.main(words) == 1
+    assert "runner other: lacks 1 required point" in capsys.readouterr().out
+    assert cli.main([*words, "--runner", "one"]) == 0
+    out = capsys.readouterr().out
+    assert "runner one: complete" in out and "other" not in out and "draft.forward" not in out
+    assert cli.main([*words, "--runner", "one", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["result"]["runners"]] == ["one"]
 
 
 @pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
