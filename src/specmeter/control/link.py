@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -239,7 +240,7 @@ def find_link(name: str | None = None, base: Path | None = None) -> Link:
 
 def _ended(link: Link) -> bool:
     """Whether it has had processes and none of them runs any more."""
-    names = [path.stem.split("-") for path in link.path.glob("*-*.json")]
+    names = [path.stem.split("-") for path in entries(link.path, "*-*.json")]
     seen = [name for name in names if len(name) == 2 and all(part.isdigit() for part in name)]
     return bool(seen) and not any(link.lives(int(pid), int(start)) for pid, start in seen)
 
@@ -247,9 +248,20 @@ def _ended(link: Link) -> bool:
 def links(base: Path | None = None) -> list[Link]:
     """All links of this user, oldest first."""
     folder = base or default_base()
-    found = [path for path in folder.glob("*/link.json") if not path.parent.name.startswith(".")]
-    entries = sorted(found, key=lambda path: path.stat().st_mtime_ns)
-    return [Link(path.parent.name, path.parent) for path in entries]
+    found = []
+    for path in entries(folder, "*/link.json"):
+        if not path.parent.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, path.parent))
+    return [Link(path.name, path) for _, path in sorted(found)]
+
+
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """The paths of that pattern in a folder, sorted; none where it goes away meanwhile, as a link with its server."""
+    try:
+        return sorted(folder.glob(pattern))
+    except FileNotFoundError:
+        return []
 
 
 def remove_link(link: Link) -> None:

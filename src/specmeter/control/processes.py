@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.control import holder
-from specmeter.control.link import Link
+from specmeter.control.link import Link, entries
 from specmeter.control.sampling import Sampling
 from specmeter.errors import Exit, SpecmeterError
 
@@ -58,7 +58,7 @@ class Ack:
 def processes(link: Link, alive_only: bool = False) -> list[Process]:
     """The processes that imported a module of the plan, by pid. A report that is being replaced is read once more."""
     found = []
-    for path in sorted(link.path.glob("*-*.json")):
+    for path in entries(link.path, "*-*.json"):
         pid_text, _, start_text = path.stem.partition("-")
         if not (pid_text.isdigit() and start_text.isdigit()):
             continue
