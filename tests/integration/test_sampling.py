@@ -145,7 +145,7 @@ def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -
     assert sampling["counter"] == "iteration" and sampling["budget_percent"] == 90.0 and sampling["endless"] == []
     assert sampling["sampled"] > 0 and sampling["clean"] > 0, sampling
     assert sampling["sampled"] + sampling["clean"] > 200
-    assert 0.9 < found["cycle"]["count"] / (sampling["sampled"] + sampling["clean"]) <= 1, "all but stalls"
+    assert 0.7 < found["cycle"]["count"] / (sampling["sampled"] + sampling["clean"]) <= 1, "all but stalls"
     share, drawn_from = sampling["permille"] / 1000, sampling["sampled"] + sampling["clean"]
     assert abs(sampling["share_percent"] / 100 - share) < max(0.02, 5 * (share * (1 - share) / drawn_from) ** 0.5)
     assert {row["name"] for row in found["phases"]} >= {"draft", "verify", "accept", "extend"}
