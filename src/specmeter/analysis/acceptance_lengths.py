@@ -39,6 +39,8 @@ class Lengths:
         self._offsets = [(0.0, 0.0), *((float(k), own[k] - self._plain(k).tokens) for k in sorted(own))]
         if change.acceptance:
             self.rates, self._offsets = np.asarray(change.acceptance), [(0.0, 0.0)]
+        # Positions that no draft reached have no rate; a chain as long as a measured one is measured all the same.
+        self._longest = max(longest, len(self.rates))
         if change.length is not None:
             self._bend(evidence.now, change.length)
 
@@ -61,7 +63,7 @@ class Lengths:
         floor = 1.0
         return Length(
             max(floor, found.tokens + off), max(floor, found.low + off), max(floor, found.high + off),
-            found.extrapolated,
+            found.extrapolated and steps > self._longest,
         )  # fmt: skip
 
     def _bend(self, now: int, length: float) -> None:

@@ -104,6 +104,15 @@ def test_break_even_and_speed_up_are_of_the_same_run(tmp_path: Path) -> None:
     assert row.speedup.point == pytest.approx(row.tokens.point / row.break_even.point)
 
 
+def test_long_chains_whose_last_drafts_are_never_kept_are_measured_and_interpolated(tmp_path: Path) -> None:
+    law = Law(accept=(0.6, 0.5, 0.4, 0.3, *[0.0] * 6))
+    evidence = evidence_of([load(write_run(tmp_path / "run", law, [0, 5, 8, 10], kind="sweep"))])
+    said = {row.steps: row.status for row in curve(evidence, range(1, 13))}
+    assert [k for k, word in said.items() if word == "measured"] == [5, 8, 10]
+    assert [k for k, word in said.items() if word == "interpolated"] == [1, 2, 3, 4, 6, 7, 9]
+    assert [k for k, word in said.items() if word == "extrapolated"] == [11, 12]
+
+
 def test_without_a_baseline_there_is_no_break_even(tmp_path: Path) -> None:
     rows = curve(evidence(tmp_path, Law(), [2, 5]), [3])
     assert all(row.break_even is None and row.speedup is None for row in rows)
