@@ -78,12 +78,12 @@ def test_the_scripts_flow_on_the_miniature_server(tmp_path: Path) -> None:
     script = Path(dummy.__file__)
     words = ["--shapes", "8b", "--only", "plain", "--budget", "200", "--rehearse", "--out", str(tmp_path / "out")]
     command = [sys.executable, str(script), "-", str(tmp_path / "work"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     results = tmp_path / "work" / "results" / "8b-tp1"
     step = json.loads((results / "plain.1.json").read_text())
     assert step["analysis"]["kind"] == "profile" and step["client"]["errors"] == []
     assert (results / "run-plain" / "analysis.json").is_file() and list((results / "run-plain" / "deep").iterdir())
     assert (tmp_path / "out" / "results.tgz.part-0").is_file()
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0 and "all parts are done" in again.stdout

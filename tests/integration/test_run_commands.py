@@ -168,10 +168,10 @@ def test_a_runtime_that_did_not_come_up_is_said(place: Path) -> None:
     assert "isolated mode" in done.stderr and "did not come up" in done.stderr
 
 
-def test_env_prints_lines_that_a_shell_takes(place: Path) -> None:
+def test_env_prints_lines_that_a_shell_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = place / "o dd'$x"
     odd.mkdir(mode=0o700)
-    os.environ["XDG_RUNTIME_DIR"] = str(odd)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
     done = specmeter(
         "env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--armed", "--full", "--link", "pod"
     )
