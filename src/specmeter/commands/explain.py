@@ -16,6 +16,7 @@ from specmeter.analysis.costmodel_figures import read_figures
 from specmeter.analysis.costmodel_reported import explain_figures
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.pooling import check_pool, facts_of
+from specmeter.commands.attention_backends import proposable
 from specmeter.commands.explain_commands import commands_for, server_engine
 from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
 from specmeter.commands.recorded import recorded, served
@@ -86,9 +87,11 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     most = args.upto if args.upto is not None else min(MOST_STEPS, max(known, evidence.now) + 2)
     if not 1 <= most <= MOST_STEPS:
         raise SpecmeterError(f"--upto is {most}.", f"It must lie in 1..{MOST_STEPS}.")
-    commands = commands_for(runs[0], evidence.now)
+    backends, without = proposable(runs[0], server_engine(runs[0]))
+    commands = commands_for(runs[0], evidence.now, backends)
     facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
     document = explain(evidence, range(1, most + 1), args.what_if, commands, facts, shape, context_of(runs))
+    document["assumptions"] += [without] if without else []
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
     warnings += [f"pooled although they differ: {line}" for line in apart]
     if args.json:

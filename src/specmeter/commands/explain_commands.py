@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specmeter.commands.attention_backends import FLAG
 from specmeter.commands.model_folders import embedded_models, models_of
 from specmeter.commands.recorded import Recorded, recorded
 from specmeter.engines import ENGINE_NAMES, Setting, engine_named
@@ -21,7 +22,6 @@ PLACE = "YOUR-SERVER-COMMAND"
 # What names a server other than by its command.
 _NAMED = ("server", "url", "link")
 _OF_EMBEDDED = ("model", "draft", "threads")
-_BACKENDS = {"sglang": ("fa3", "flashinfer"), "vllm": ("FLASH_ATTN", "FLASHINFER")}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class ServerCommands:
     """Command lines for one server: ``engine`` by its name in ``specmeter.engines``, ``words`` its command if known.
 
     ``run`` is the command line of the run, whose options every command here repeats; ``now`` the draft steps that run
-    at present (None: as the server has them), ``cpus`` the processors of the run's machine.
+    at present (None: as the server has them), ``cpus`` the processors of the run's machine, ``backends`` the attention
+    backends that may be proposed.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class ServerCommands:
     run: Recorded = field(default_factory=Recorded)
     now: int | None = None
     cpus: int = 1
+    backends: tuple[str, ...] = ()
 
     @property
     def own(self) -> bool:
@@ -78,9 +80,9 @@ class ServerCommands:
             if self.own:
                 return self._typed("profile", {**self._at_present(), "threads": threads})
             return self._typed("profile", self._at_present(), with_flag(self.words, "--threads", str(threads)))
-        present = flag_value(self._server(), "--attention-backend")
-        others = [name for name in _BACKENDS.get(self.engine, ()) if name != present]
-        return self._with("--attention-backend", others[0]) if others else self._with()
+        present = flag_value(self._server(), FLAG)
+        others = [name for name in self.backends if name != present]
+        return self._with(FLAG, others[0]) if others else ""
 
     def vocabulary(self) -> str:
         """A head with a smaller vocabulary; vLLM takes what the head's checkpoint has."""
@@ -193,11 +195,14 @@ class ServerCommands:
         return self._typed("profile", self._plain(), changed)
 
 
-def commands_for(run: Run, now: int | None = None) -> ServerCommands:
-    """From a saved run: its engine, its command line, and the server's command after ``--`` if it had one."""
+def commands_for(run: Run, now: int | None = None, backends: tuple[str, ...] = ()) -> ServerCommands:
+    """From a saved run: its engine, its command line, and the server's command after ``--`` if it had one.
+
+    ``backends`` are the attention backends that may be proposed (``attention_backends.proposable``).
+    """
     line = recorded(run)
     cpus = int((run.run.get("machine") or {}).get("cpus") or 1)
-    return ServerCommands(server_engine(run), line.words, line, now, cpus)
+    return ServerCommands(server_engine(run), line.words, line, now, cpus, backends)
 
 
 def server_engine(run: Run) -> str:

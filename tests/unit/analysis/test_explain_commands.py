@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from specmeter.cli import build_parser, main
+from specmeter.commands.attention_backends import proposable
 from specmeter.commands.explain_commands import PLACE, ServerCommands, commands_for
 from specmeter.hosts.dispatch import take_hosts
 from specmeter.trace.rundir import load
@@ -44,7 +45,7 @@ def commands(tmp_path: Path, engine: str, *line: str, now: int = 3) -> ServerCom
     """Of a run that was made with this command line."""
     changes = {"engine": {"name": engine, "version": "1"}}
     path = write_run(tmp_path / "run", Law(), [0, 3], 2, 15, command=("specmeter", *line), changes=changes)
-    return commands_for(load(path), now)
+    return commands_for(load(path), now, {"vllm": ("FLASH_ATTN",), "sglang": ("fa3", "flashinfer")}.get(engine, ()))
 
 
 def held(args: argparse.Namespace, names: dict[str, Any]) -> dict[str, Any]:
@@ -118,9 +119,60 @@ def test_other_engines_keep_the_load_and_their_own_flags(tmp_path: Path, engine:
 
 def test_a_backend_that_runs_already_is_not_proposed() -> None:
     words = (*SGLANG, "--attention-backend", "fa3")
-    proposed = typed(ServerCommands("sglang", words).verify()).server_command
+    proposed = typed(ServerCommands("sglang", words, backends=("fa3", "flashinfer")).verify()).server_command
     assert proposed.count("--attention-backend") == 1 and "fa3" not in proposed
     assert ServerCommands("vllm", (*VLLM, "--async-scheduling")).host() == ""
+
+
+CPU = "class P:\n    def get_attn_backend_cls(cls, chosen):\n        return AttentionBackendEnum.CPU_ATTN.get_path()\n"
+CUDA = (
+    "def _get_backend_priorities(mla):\n    return [AttentionBackendEnum.FLASHINFER, AttentionBackendEnum.FLASH_ATTN]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("torch", "flag", "proposed", "reason"),
+    [
+        ("2.13.0", "attention_backend", ("FLASH_ATTN", "FLASHINFER"), ""),
+        ("2.13.0+cu130", "attention_backend", ("FLASH_ATTN", "FLASHINFER"), ""),
+        ("2.13.0+cpu", "attention_backend", (), "vllm on cpu admits none of FLASH_ATTN, FLASHINFER (it has CPU_ATTN)"),
+        ("2.13.0", "other", (), "this version of vllm has no --attention-backend"),
+        ("", "attention_backend", (), "what platform vllm was built for is not known"),
+    ],
+)
+def test_backends_are_those_of_the_engines_platform(
+    tmp_path: Path, torch: str, flag: str, proposed: tuple[str, ...], reason: str
+) -> None:
+    site = tmp_path / "site"
+    texts = {
+        "platforms/cpu": CPU,
+        "platforms/cuda": CUDA,
+        "engine/arg_utils": f"class EngineArgs:\n    {flag}: str\n    x: int\n",
+    }
+    for name, text in texts.items():
+        file = site / "vllm" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (file.parent, site / "vllm"):
+            (folder / "__init__.py").write_text("raise SystemExit('imported')")
+        file.write_text(text)
+    if torch:
+        (site / f"torch-{torch}.dist-info").mkdir()
+        (site / f"torch-{torch}.dist-info" / "METADATA").write_text(f"Version: {torch}\n")
+    run = write_run(tmp_path / "run", Law(), [0, 3], 2, 15)
+    points = [{"name": "cycle", "module": "vllm.engine.arg_utils", "path": str(site / "vllm/engine/arg_utils.py")}]
+    (run / "plan.json").write_text(json.dumps({"engine": "vllm", "points": points}))
+    found, why = proposable(load(run), "vllm")
+    assert found == proposed and reason in why and bool(why) == (not proposed)
+
+
+def test_no_backend_is_proposed_that_nobody_could_look_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"engine": {"name": "vllm", "version": "1"}}
+    line = ("specmeter", "profile", "--", *VLLM)
+    path = write_run(tmp_path / "run", Law(), [0, 3], command=line, changes=changes)
+    assert main(["explain", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)["result"]
+    assert not [action for action in found["actions"] if "--attention-backend" in action["command"]]
+    assert [line for line in found["assumptions"] if "the source of vllm that ran is not on this machine" in line]
 
 
 def test_a_server_file_is_named_again(tmp_path: Path) -> None:
