@@ -50,7 +50,7 @@ def ssh(tmp_path: Path) -> Iterator[list[str]]:
         ]  # fmt: skip
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "vt100"])

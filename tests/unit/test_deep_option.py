@@ -29,15 +29,15 @@ def test_an_interrupt_takes_the_probes_out_without_waiting_for_the_window() -> N
 
     def deep(*_arguments: Any) -> DeepAsked:
         asked.set()
-        assert out.wait(20), "the probes did not go out"  # as a window ends that sees no more cycles
+        assert out.wait(60), "the probes did not go out"  # as a window ends that sees no more cycles
         return DeepAsked(1, "cpu", (), {1: "the probes were taken out"}, {}, ())
 
     def drive(*_arguments: Any) -> None:
-        assert asked.wait(20)
+        assert asked.wait(60)
         raise KeyboardInterrupt
 
     running = SimpleNamespace(link=object(), armed=armed, place=SimpleNamespace(deep=deep), drive=drive, engine=None)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         take_windows(cast(Session, running), [None], [], Sending(8), 5, cast(Any, None))
-    assert out.is_set() and time.monotonic() - began < 10
+    assert out.is_set() and time.monotonic() - began < 40

@@ -248,7 +248,7 @@ def test_stopped_half_way_then_rebuilt(tiny: TinyModel, tmp_path: Path, number: 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=Path.cwd()) as child:
         assert child.stdout is not None and child.stdout.readline() == b"half\n"
         child.send_signal(number)
-        child.wait(20)
+        child.wait(60)
     assert bool(leftovers(tmp_path)) is stays
     assert not (tmp_path / "models/tiny").exists()
     directory = build(tiny, tmp_path)

@@ -309,7 +309,7 @@ def test_the_queue_is_first_in_first_out_and_bounded(engine: ScriptedEngine, tok
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
         engine.gate.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
     assert [prompt for prompt, _, _ in engine.seen] == [[10], [11], [12]]
 
 
@@ -334,7 +334,7 @@ def test_stopping_answers_the_waiting_and_the_running(engine: ScriptedEngine, to
             thread.start()
         wait_until(lambda: "specmeter_requests_waiting 1" in httpx.get(f"{base}/metrics").text)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     statuses = sorted(answer.status_code for answer in answers)
     # The gate opens as the server is told to stop: the running request ends either way, the waiting one is refused.
     assert statuses in ([200, 503], [503, 503])

@@ -22,7 +22,7 @@ def test_an_idle_server_runs_what_a_debugger_has_queued() -> None:
 
     def queue() -> None:
         ctypes.pythonapi.Py_AddPendingCall(call, None)
-        noted.append(ran.wait(10))
+        noted.append(ran.wait(60))
         dispatcher.stop()
 
     thread = threading.Timer(0.2, queue)  # the main thread waits by then

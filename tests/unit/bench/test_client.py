@@ -47,7 +47,7 @@ def serving(script: Script) -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-    thread.join(5)
+    thread.join(60)
     listener.close()
 
 

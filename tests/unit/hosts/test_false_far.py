@@ -56,7 +56,7 @@ def asked(mode: str, op: str = "find") -> SpecmeterError:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(10)
+    asking.join(60)
     waits = asking.is_alive()
     relay.close()
     assert not waits, "it waits for ever"
@@ -323,7 +323,7 @@ def test_a_signal_takes_the_client_along(number: int) -> None:
         try:
             until(lambda: alive(mark), "the client")
             os.kill(child.pid, number)
-            assert child.wait(20) == 130
+            assert child.wait(60) == 130
             until(lambda: not alive(mark), "the client's end")
         finally:
             child.kill()
@@ -350,7 +350,7 @@ def test_what_a_far_program_writes_to_standard_error_is_inert(capsys: pytest.Cap
     os.close(write)
     with os.fdopen(read, "rb") as stream:
         errors = session.Errors(stream, "t")
-        errors.join(10)
+        errors.join(60)
     assert capsys.readouterr().err == "red a?[2J?]0;x?b?31m?c\nd\n"
 
 

@@ -104,7 +104,7 @@ def test_deadline_ends_a_window_whose_cycles_do_not_come(armed: Server) -> None:
     until(lambda: state(link)["state"] == "on", "it is on")
     time.sleep(0.2)
     run_line(child, "going = False")
-    asking.join(20)
+    asking.join(60)
     assert len(caught) == 1 and state(link)["state"] == "done"
     windows = load_deep(link.path)
     assert len(windows) == before + 1 and "ended at its deadline" in " ".join(windows[-1].notes)
@@ -126,7 +126,7 @@ def test_disarming_ends_it_at_once_and_keeps_nothing(armed: Server) -> None:
     asking.start()
     until(lambda: state(link)["state"] in ("ready", "on"), "the profiler is ready")
     disarm(link)
-    asking.join(20)
+    asking.join(60)
     assert caught and "taken out" in str(caught[0].why)
     assert len(load_deep(link.path)) == before
 
@@ -178,7 +178,7 @@ def test_a_window_is_begun_while_the_one_before_it_is_still_being_turned_off(arm
     before = len(load_deep(link.path))
     assert deep_window(link, 3).done
     run_line(child, "Tool.leave = leave")
-    asking.join(20)
+    asking.join(60)
     assert len(load_deep(link.path)) == before + 1 and not asking.is_alive()
 
 
@@ -193,7 +193,7 @@ def test_a_forked_child_is_under_no_profiler(armed: Server) -> None:
     run_line(child, "os = __import__('os')")
     run_line(child, f"forked = os.fork() or os._exit(4 if {STARTED} else 3)")
     assert run_line(child, "os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])") == "3"
-    asking.join(20)
+    asking.join(60)
     assert state(link)["state"] == "done"
 
 
@@ -239,8 +239,8 @@ def test_the_end_of_the_process_ends_it(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("sys.exit(7)\n")
         child.stdin.flush()
-        assert child.wait(20) == 7
-        asking.join(20)
+        assert child.wait(60) == 7
+        asking.join(60)
         assert failures and ("ended" in failures[0] or "ends" in failures[0])
 
 

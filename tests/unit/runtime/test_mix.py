@@ -190,11 +190,11 @@ def test_a_frame_of_another_writing_thread_keeps_the_cycle_a_mixture_until_it_re
 
     def ahead() -> None:
         there.set()
-        go.wait(10)
+        go.wait(60)
 
     other = threading.Thread(target=function, args=(ahead,))
     other.start()
-    there.wait(10)
+    there.wait(60)
     threads.append(other.ident or 0)
     assert [rank.run(start), rank.run(start + 1)] == [MIXED, MIXED], "the batch ahead still runs the old code"
     go.set()
@@ -227,11 +227,11 @@ def test_while_somebody_else_holds_the_lock_nothing_changes_and_after_the_end_ne
     def hold() -> None:
         with lock:
             held.set()
-            done.wait(10)
+            done.wait(60)
 
     other = threading.Thread(target=hold)
     other.start()
-    held.wait(10)
+    held.wait(60)
     for number in range(50):
         rank.run(number)
     assert function.__code__ is original

@@ -111,7 +111,7 @@ def test_each_thread_has_its_own(nvtx: Nvtx) -> None:
     ranges = Ranges()
     work = span(ranges, "work")
     both = threading.Barrier(2)
-    threads = [threading.Thread(target=work, args=(lambda: both.wait(10),)) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=(lambda: both.wait(60),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
