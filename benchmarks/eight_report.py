@@ -6,22 +6,26 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from eight_tables import show
+from gpu_steps import read
 from gpu_together import trace_of
 
 import specmeter
 from specmeter.analysis.collective_document import collective_facts
+from specmeter.analysis.collective_words import draft_collectives_ms
 from specmeter.analysis.device_document import device_facts
 from specmeter.analysis.stats import Interval, paired_ratio, ratio_interval
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace.deep import load_deep
 
+REFERENCES = ("plain", "default", "tuned")
+DRAFTING = ("draft", "extend")
 _PART = re.compile(r"^(?P<body>.+-tp\d+)\.(?P<arm>[a-z0-9-]+)\.(?P<start>\d+)$")
 
 
@@ -43,10 +47,8 @@ def report(work: Path) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for body in dict.fromkeys(one.body for one in started):
         mine = [one for one in started if one.body == body]
-        document[body] = {"arms": arms_of(mine), "runs": {}}
-        for one in mine:
-            with suppress(FileNotFoundError):
-                document[body]["runs"][f"{one.arm}.{one.number}"] = run_of(one, work / "report")
+        runs = {f"{one.arm}.{one.number}": run_of(one, work / "report") for one in mine}
+        document[body] = {"arms": arms_of(mine), **chosen(work, body), "runs": runs}
         show(body, document[body])
     document["draft_at_tp1"] = draft_prices(document)
     for line in document["draft_at_tp1"].values():
@@ -55,49 +57,43 @@ def report(work: Path) -> dict[str, Any]:
     return document
 
 
+def chosen(work: Path, body: str) -> dict[str, Any]:
+    """How the tuned steps were chosen, and the experts that the speculative text reaches; None: not measured."""
+    results = work / "results"
+    experts = (read(results / f"{body}.experts.1", "experts") or {}).get("measured")
+    text = read(results / f"{body}.default.1", "phases1") or {}
+    distinct = {"distinct": text["distinct_ids"], "of": text["ids"]} if "distinct_ids" in text else None
+    return {"steps": read(results, f"steps-{body}"), "experts": experts, "text_ids": distinct}
+
+
 def found_in(work: Path) -> list[Started]:
     """Every start that has measured its phases at batch 1, done or cut off after that."""
     found = []
     for folder in sorted((work / "results").iterdir()) if (work / "results").is_dir() else []:
         match = _PART.match(folder.name)
-        path = folder / "phases1.json"
-        if match is not None and path.is_file():
-            run = next(iter(folder.glob("run-*")), None)
-            rates = rates_of(run) if run is not None else {}
+        document = read(folder, "phases1") if match is not None else None
+        if match is not None and document is not None:
+            rates = {prompt: float(np.mean(values)) for prompt, values in document["rates"].items()}
             found.append(Started(match["body"], match["arm"], int(match["start"]), folder, rates))
     return found
 
 
-def rates_of(run: Path) -> dict[str, float]:
-    """Decode rate by prompt of the requests at batch 1 (their names say so), the mean over rounds."""
-    table = specmeter.load(run).requests
-    rates: dict[str, list[float]] = {}
-    columns = ("request_id", "prompt_id", "first_ns", "end_ns", "output_tokens", "error")
-    for name, prompt, first, end, tokens, error in zip(*(table[key].tolist() for key in columns), strict=True):
-        if not error and name.startswith("phases1-") and tokens > 1 and end > first:
-            rates.setdefault(prompt, []).append(1e9 * (tokens - 1) / (end - first))
-    return {prompt: float(np.mean(values)) for prompt, values in rates.items()}
-
-
 def arms_of(started: Sequence[Started]) -> list[dict[str, Any]]:
-    """Each arm's rate, and its ratio to plain decoding: over starts where each side has two or more, else over prompts
-    of one start, which says nothing about other starts."""
+    """Each arm's rate, and its ratios to plain decoding, the default steps and the tuned ones.
+
+    Over starts where each side has two or more, else over prompts of one start, which says nothing about other starts.
+    """
     by_arm: dict[str, list[Started]] = {}
-    for one in started:
+    for one in sorted(started, key=lambda one: one.number):
         by_arm.setdefault(one.arm, []).append(one)
-    plain = by_arm.get("plain", [])
     rows = []
     for arm, mine in by_arm.items():
         rates = [geometric(one.rates) for one in mine if one.rates]
-        ratio = ratio_of(mine, plain) if arm != "plain" and rates else None
-        rows.append(
-            {
-                "arm": arm,
-                "starts": len(rates),
-                "tok_s": float(np.mean(rates)) if rates else None,
-                "over_plain": ratio.as_json() if ratio else None,
-            }
-        )
+        row: dict[str, Any] = {"arm": arm, "starts": len(rates), "tok_s": float(np.mean(rates)) if rates else None}
+        for other in REFERENCES:
+            ratio = ratio_of(mine, by_arm.get(other, [])) if arm != other and rates else None
+            row[f"over_{other}"] = ratio.as_json() if ratio else None
+        rows.append(row)
     return rows
 
 
@@ -120,78 +116,92 @@ def ratio_of(mine: Sequence[Started], plain: Sequence[Started]) -> Interval | No
 
 
 def run_of(one: Started, out: Path) -> dict[str, Any]:
-    """Ranks, skew, collectives and device time of one start's run directory; the whole report as text beside."""
+    """Ranks, skew, collectives and device time of one start, its whole report as text beside.
+
+    From its run directory; where that did not come back whole, from the analysis of its phases, with the reason.
+    """
+    document = dict((read(one.folder, "phases1") or {}).get("analysis") or {})
     folder = next(iter(one.folder.glob("run-*")), None)
-    if folder is None:
-        raise FileNotFoundError(one.folder)
-    run = specmeter.load(folder)
-    document = dict(run.analysis)
     try:
+        if folder is None:
+            raise FileNotFoundError(f"{one.folder.name} has no run directory")
+        run = specmeter.load(folder)
+        document = dict(run.analysis)
         trace = trace_of(run)
         windows = load_deep(folder, trace)
         document["collectives"] = collective_facts(trace, windows)
         document["device"] = device_facts(document.get("device"), trace, windows)
-    except SpecmeterError as error:
+    except (OSError, ValueError, SpecmeterError) as error:
         document["reason"] = str(error)
     (out / f"{one.folder.name}.txt").write_text(render_analysis(document, width=120))
-    return {
-        key: document.get(key)
-        for key in ("cycle", "phases", "ranks", "straggler", "phase_stragglers", "rank_skew", "collectives", "device")
-    }
-
-
-def show(body: str, document: Mapping[str, Any]) -> None:
-    """A table of the arms and the first start's ranks and communication."""
-    print(f"\n== {body}")
-    for row in document["arms"]:
-        rate = "-" if row["tok_s"] is None else f"{row['tok_s']:.1f} tok/s"
-        ratio, text = row["over_plain"], ""
-        if ratio:
-            ends = "no interval" if ratio["low"] is None else f"{ratio['low']:.3f}, {ratio['high']:.3f}"
-            text = f", x {ratio['point']:.3f} [{ends}] of plain by {ratio['unit']}"
-        print(f"{row['arm']:10} {rate:>14} over {row['starts']} starts{text}")
-    for name, run in document["runs"].items():
-        late = run.get("straggler")
-        ranks = ", ".join(f"{row['rank']}: {row['cycle_ms']:.3f}" for row in run.get("ranks") or [])
-        print(f"{name}: ms a cycle by rank {ranks or '-'}" + (f"; straggler {late['rank']}" if late else ""))
-        for sentence in (run.get("collectives") or {}).get("sentences", []):
-            print(f"  {sentence}")
+    keys = ("cycle", "phases", "ranks", "straggler", "phase_stragglers", "rank_skew", "collectives", "device", "reason")
+    return {key: document.get(key) for key in keys}
 
 
 def draft_prices(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each shape at N ranks: what draft and extend cost there, their collectives, and the draft alone on one GPU.
+    """For each shape at N ranks: what draft and extend cost there, and the draft alone at tensor parallel 1.
 
-    Device busy time of the phases in the deep windows; with host clocks alone (the rehearsal) there is none.
+    Device busy time of the phases in the deep windows where there are some, else their host times, which are the work
+    itself on a CPU. ``ratio`` is N ranks' over alone, with an interval over starts where each side has two or more.
+    ``foretold_ms`` is what the what-if "draft at TP 1" takes away: the collectives' own time in draft and extend.
     """
     found: dict[str, dict[str, Any]] = {}
     for body, facts in document.items():
         shape, _, tp = body.rpartition("-tp")
         alone = document.get(f"{shape}-draft-tp1")
-        run = facts["runs"].get("default.1")
-        if run is None or alone is None or body.endswith("-draft-tp1"):
+        if alone is None or body.endswith("-draft-tp1"):
             continue
-        ours, single = busy(run), busy(alone["runs"].get("draft.1") or {})
-        if ours is None or single is None:
-            continue
-        moved = sum(row["ms"]["point"] for row in _drafting(run))
-        waited = sum((row["waiting_ms"] or {"point": 0.0})["point"] for row in _drafting(run))
-        sentence = (
-            f"{body}: draft and extend take {ours:.3f} ms a cycle on the device, {moved:.3f} of it in collectives "
-            f"({waited:.3f} waiting); alone at tp 1 they take {single:.3f} ms: drafting at tp {tp} "
-            f"{'costs' if ours > single else 'saves'} {abs(ours - single):.3f} ms a cycle"
-        )
-        prices = {"ms": ours, "collectives_ms": moved, "waiting_ms": waited, "alone_ms": single}
-        found[body] = {**prices, "sentence": sentence}
+        ours, single = sides(facts["runs"], "default"), sides(alone["runs"], "draft")
+        clock = "device" if ours["device"] and single["device"] else "host"
+        if ours[clock] and single[clock]:
+            found[body] = _price(body, tp, clock, ours[clock], single[clock], facts["runs"].get("default.1") or {})
     return found
 
 
-def _drafting(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = (run.get("collectives") or {}).get("phases") or []
-    return [row for row in rows if row["phase"] in ("draft", "extend")]
+def _price(body: str, tp: str, clock: str, ours: Sequence[float], single: Sequence[float],
+           run: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+    here, alone = float(np.mean(ours)), float(np.mean(single))
+    ratio = ratio_interval(ours, single, "server start").as_json()
+    low, high = ratio["low"], ratio["high"]
+    ends = f"[{low:.2f}, {high:.2f}]" if low is not None and high is not None else "no interval: one start a side"
+    rows = [row for row in (run.get("collectives") or {}).get("phases") or [] if row["phase"] in DRAFTING]
+    moved = sum(row["ms"]["point"] for row in rows) if rows else None
+    waited = sum((row["waiting_ms"] or {"point": 0.0})["point"] for row in rows) if rows else None
+    foretold = sum(draft_collectives_ms(run).values()) if rows else None
+    within = f", {moved:.3f} of it in collectives ({waited:.3f} waiting)" if rows else ""
+    sentence = (
+        f"{body}: draft and extend take {here:.3f} ms a cycle ({clock}){within}; alone at tp 1 {alone:.3f} ms: "
+        f"drafting at tp {tp} {'costs' if here > alone else 'saves'} {abs(here - alone):.3f} ms a cycle, "
+        f"x {here / alone:.2f} {ends}"
+    )
+    if foretold is not None:
+        sentence += f'. The what-if "draft at TP 1" foretells {foretold:.3f} ms less, measured {here - alone:.3f}'
+    return {
+        "ms": here, "clock": clock, "alone_ms": alone, "ratio": ratio, "collectives_ms": moved, "waiting_ms": waited,
+        "foretold_ms": foretold, "measured_ms": here - alone, "sentence": sentence,
+    }  # fmt: skip
+
+
+def sides(runs: Mapping[str, Any], arm: str) -> dict[str, list[float]]:
+    """Draft and extend of each start of an arm, ms a cycle, by clock."""
+    mine = [run for name, run in runs.items() if name.rpartition(".")[0] == arm]
+    device, host = [busy(run) for run in mine], [hosted(run) for run in mine]
+    return {"device": [ms for ms in device if ms is not None], "host": [ms for ms in host if ms is not None]}
 
 
 def busy(run: Mapping[str, Any]) -> float | None:
-    """Device busy time of draft and extend in the first rank's window, ms a cycle."""
+    """Device busy time of draft and extend in the first rank's window, ms a cycle; None without a window."""
     windows = (run.get("device") or {}).get("windows") or []
-    rows = [row for row in (windows[0].get("classes") or []) if row["phase"] in ("draft", "extend")] if windows else []
+    rows = [row for row in (windows[0].get("classes") or []) if row["phase"] in DRAFTING] if windows else []
     return sum(row["ms"] for row in rows) if rows else None
+
+
+def hosted(run: Mapping[str, Any]) -> float | None:
+    """Host time of draft and extend, ms a cycle: the ranks' mean, their collectives in it only where points name them.
+
+    None where no such phase was timed.
+    """
+    ranks = run.get("ranks") or []
+    tables = [row["phases_ms"] for row in ranks] or [{row["phase"]: row["ms"] for row in run.get("phases") or []}]
+    found = [sum(table[phase] for phase in DRAFTING if phase in table) for table in tables]
+    return float(np.mean(found)) if any(found) else None

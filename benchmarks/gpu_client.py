@@ -1,7 +1,8 @@
 """The load of the GPU scripts: greedy streamed requests to SGLang's ``/generate``, token ids kept.
 
 Started with ``--incremental-streaming-output`` the server sends each event's new ids alone. Prompts are text, or token
-ids where the server was started without a tokenizer.
+ids where the server was started without a tokenizer. A URL that ends in ``/v1/completions`` is asked in OpenAI's words
+instead, with vLLM's ``return_token_ids``. A stream counts only with its ``[DONE]``: without it the server was cut off.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from specmeter.trace import Request
 
 Prompt = str | tuple[int, ...]
 REQUEST_TIMEOUT_S = 120.0
+OPENAI, DONE = "/v1/completions", "data: [DONE]"
 
 QUESTIONS = (
     *PROMPTS,
@@ -121,28 +123,48 @@ def _next(lock: threading.Lock, left: Any) -> int | None:
         return next(left, None)
 
 
+def request_of(url: str, prompt: Prompt, tokens: int) -> tuple[str, dict[str, Any]]:
+    """Where to send a greedy streamed request, and its body."""
+    if url.endswith(OPENAI):
+        said = prompt if isinstance(prompt, str) else list(prompt)
+        body = {"prompt": said, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        return url, {**body, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    text = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    return f"{url}/generate", {**text, "sampling_params": sampling, "stream": True}
+
+
+def event_of(event: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """The new ids of an event of either kind, and what it says of the request."""
+    ids = list(event.get("output_ids") or [])
+    for choice in event.get("choices") or []:
+        ids += choice.get("token_ids") or []
+    return ids, event.get("meta_info") or event.get("usage") or {}
+
+
 def ask(client: httpx.Client, url: str, prompt: Prompt, tokens: int, label: tuple[str, str, str, int, int]) -> Answer:
     """One greedy request. A failure is told in ``request.error``."""
-    said = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    body = {**said, "sampling_params": sampling, "stream": True}
-    send, first, error = time.perf_counter_ns(), 0, ""
+    path, body = request_of(url, prompt, tokens)
+    send, first, error, done = time.perf_counter_ns(), 0, "", False
     ids: list[int] = []
     meta: dict[str, Any] = {}
     try:
-        with client.stream("POST", f"{url}/generate", json=body) as answer:
+        with client.stream("POST", path, json=body) as answer:
             if answer.status_code != 200:
                 raise ValueError(f"status {answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                done = done or line == DONE
+                if not line.startswith("data: ") or line == DONE:
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
                     raise ValueError(str(event["error"])[:200])
-                new = event.get("output_ids") or []
+                new, told = event_of(event)
                 first = first or (time.perf_counter_ns() if new else 0)
                 ids += new
-                meta = event.get("meta_info") or meta
+                meta = told or meta
+        if not done:
+            raise ValueError(f"the stream ended after {len(ids)} ids without [DONE]")
     except (httpx.HTTPError, ValueError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     end = time.perf_counter_ns()

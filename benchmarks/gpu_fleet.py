@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
-from gpu_client import Load, Prompt, drive
+from gpu_client import OPENAI, Load, Prompt, drive
 
 from specmeter.control import Link, launch_env
 from specmeter.control.prepare import prepare_link
@@ -180,12 +180,13 @@ class Fleet:
             env = launch_env(link, env)
         # Below the range that the system gives out: two starts side by side never choose the same one.
         port = _port(FIRST_PORT + 20 * len(self.servers))
-        command = engine_named("sglang").with_port(command, port)
+        command = engine_named(self.place.engine or "sglang").with_port(command, port)
         if self.place.engine == "sglang":
             command = (*command, "--nccl-port", str(_port(port + 10)))
         log = self.place.work / "logs" / f"{start.name}.log"
         process = ServerProcess(command, env, log)
-        return Server(start, process, f"http://127.0.0.1:{port}", link, time.monotonic())
+        url = f"http://127.0.0.1:{port}{OPENAI if self.place.engine == 'vllm' else ''}"
+        return Server(start, process, url, link, time.monotonic())
 
     def _warm(self, server: Server, deadline: float) -> None:
         try:
@@ -220,7 +221,7 @@ def _port(first: int) -> int:
 
 def _answers(url: str) -> bool:
     with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/v1/models", timeout=5, trust_env=False).status_code == 200
+        return httpx.get(f"{url.removesuffix(OPENAI)}/v1/models", timeout=5, trust_env=False).status_code == 200
     return False
 
 

@@ -9,9 +9,10 @@ import platform
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,36 @@ def archive_within(work: Path, archive: Path, most_bytes: int) -> list[str]:
     return left_out
 
 
+def restore(out: Path, work: Path, again: Sequence[str] = ()) -> bool:
+    """Put what an earlier machine brought back (``packer``'s archive in ``out``) into an empty WORK; False: not empty.
+
+    Parts named in ``again`` are to be done on each machine, so what is told of them is left behind, attempts too.
+    Raises FileNotFoundError without an archive, and tarfile.TarError or EOFError for one that is cut.
+    """
+    if (work / "parts.jsonl").exists():
+        return False
+    count = len(list(out.glob("results.tgz.part-*")))
+    if not count:
+        raise FileNotFoundError(f"no results.tgz.part-* in {out}")
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile() as whole:
+        for number in range(count):
+            whole.write((out / f"results.tgz.part-{number}").read_bytes())
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as tar:
+            tar.extractall(work, filter="data")
+    for name in again:
+        (work / "done" / f"{name}.json").unlink(missing_ok=True)
+    lines = (work / "parts.jsonl").read_text().splitlines()
+    kept = [line for line in lines if not {"begun", "ended"} & (told := json.loads(line)).keys()
+            or (told.get("begun") or told.get("ended")) not in again]  # fmt: skip
+    (work / "parts.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    return True
+
+
 def _files(work: Path) -> list[Path]:
     found = [work / name for name in ("parts.jsonl", "machine.json")] + list((work / "logs").glob("*.log.gz"))
+    found += (work / "done").glob("[!.]*.json")
     return [path for path in (*found, *(work / "results").rglob("*")) if path.is_file() and not path.is_symlink()]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from gpu_client import Answers, Load, Prompt, drive
+from gpu_client import OPENAI, Answers, Load, Prompt, drive
 from gpu_fleet import Server
 from numpy.typing import NDArray
 
@@ -248,24 +248,38 @@ def hits(link: control.Link) -> dict[str, Any]:
 
 def metrics(server: Server) -> Metrics:
     """The server's Prometheus figures now."""
-    return Metrics(httpx.get(f"{server.url}/metrics", timeout=10, trust_env=False).text)
+    return Metrics(httpx.get(f"{server.url.removesuffix(OPENAI)}/metrics", timeout=10, trust_env=False).text)
 
 
 def save_run(server: Server, out: Path, baseline: Baseline | None) -> dict[str, Any]:
-    """A run directory ``out``/run-NAME with rings, tables, deep windows and the analysis of all armed windows."""
+    """A run directory ``out``/run-NAME with rings, tables and deep windows of all armed windows.
+
+    Its analysis is of the requests that ran alone: ``baseline`` is a step at batch 1, and cycles of eight requests
+    in a mean with those of one are cycles of neither.
+    """
     link, folder = link_of(server), out / f"run-{server.start.name}"
     shutil.rmtree(folder, ignore_errors=True)
     writer = RunWriter.create(folder, server.start.command)
     writer.write_plan(link.plan())
     writer.save_rings(link.path)
     windows = save_deep(link.path, folder)
-    trace = load_link(link.path, server.requests)
-    writer.write_trace(trace)
+    writer.write_trace(load_link(link.path, server.requests))
     writer.write_requests(server.requests)
-    setting = PLAIN if baseline is None else None
-    writer.write_analysis(analyse(trace, server.requests, baseline, setting, rings(link)))
+    setting, single = PLAIN if baseline is None else None, alone(server.requests)
+    writer.write_analysis(analyse(load_link(link.path, single), single, baseline, setting, rings(link)))
     writer.finish("complete")
     return {"line": f"{windows} deep windows, {len(server.requests)} requests", "windows": windows}
+
+
+def alone(requests: Sequence[Request]) -> list[Request]:
+    """The requests during which no other one ran; all of them where none ran alone."""
+    found, until = [], 0
+    ordered = sorted(requests, key=lambda request: request.send_ns)
+    for request, following in zip(ordered, [*ordered[1:], None], strict=True):
+        if request.send_ns >= until and (following is None or following.send_ns >= request.end_ns):
+            found.append(request)
+        until = max(until, request.end_ns)
+    return found or list(requests)
 
 
 def same_ids(one: dict[str, Any] | None, other: dict[str, Any] | None) -> str:

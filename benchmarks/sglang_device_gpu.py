@@ -62,7 +62,8 @@ def steps() -> list[Step]:
 
     def spec(server: str, load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
         def run(running: Server, to: Path) -> dict[str, Any]:
-            return windows.phases(running, CHATS, load, to, name, windows.baseline_of(read(to, "plain.1")))
+            plain_step = windows.baseline_of(read(to, f"plain.{load.at_once}"))
+            return windows.phases(running, CHATS, load, to, name, plain_step)
 
         return run
 
@@ -97,7 +98,7 @@ def steps() -> list[Step]:
         Step("tokens.dormant", "spec3", 8, tokens()),
         Step("spec3.1", "spec3", 25, spec("spec3", SINGLE, "spec3.1"), ("plain.1",)),
         Step("tokens.armed", "spec3", 8, tokens(armed=True)),
-        Step("spec3.8", "spec3", 20, spec("spec3", EIGHT, "spec3.8"), ("plain.1",)),
+        Step("spec3.8", "spec3", 20, spec("spec3", EIGHT, "spec3.8"), ("plain.8",)),
         Step("spec3.deep1", "spec3", 40, deep(1)),
         Step("spec3.deep8", "spec3", 40, deep(8)),
         Step("spec3.run", "spec3", 10, kept, ("spec3.deep1",)),

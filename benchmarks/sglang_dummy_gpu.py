@@ -20,7 +20,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -113,18 +113,18 @@ class Plan:
         env = {**env, **(FIRST_VERSION if self.tp > 1 else {}), **(SIMULATED if spec else {})}
         setting = windows.SPEC if spec else windows.PLAIN
         deep = partial(windows.deep, prompts=self.prompts, cycles=DEEP, at_once=1, setting=setting)
-        after = ("plain.1",) if spec else ()
+        after, after8 = (("plain.1",), ("plain.8",)) if spec else ((), ())
         steps = (
             Step(f"{name}.1", name, 25, self._phases(f"{name}.1", SINGLE, spec), after),
             Step(f"{name}.deep1", name, 45, lambda server, to: deep(server)),
-            Step(f"{name}.8", name, 20, self._phases(f"{name}.8", EIGHT, spec), after),
+            Step(f"{name}.8", name, 20, self._phases(f"{name}.8", EIGHT, spec), after8),
             Step(f"{name}.run", name, 15, self._kept, (f"{name}.deep1",)),
         )
         return Wanted(Start(name, command, env), self.each_gb, steps)
 
     def _phases(self, name: str, load: Load, spec: bool) -> Callable[[Server, Path], dict[str, Any]]:
         def run(server: Server, to: Path) -> dict[str, Any]:
-            baseline = windows.baseline_of(read(to, "plain.1")) if spec else None
+            baseline = windows.baseline_of(read(to, f"plain.{load.at_once}")) if spec else None
             found = windows.phases(server, self.prompts, load, to, name, baseline)
             answers = windows.tokens(server, self.prompts[:4])
             return {**found, "ids_of": answers["ids_of"], "distinct_ids": answers["distinct_ids"]}
@@ -139,17 +139,25 @@ class Plan:
         return windows.save_run(server, to, None if plain else windows.baseline_of(read(to, "plain.1")))
 
     def _experts(self, server: Server, to: Path) -> dict[str, Any]:
-        """Distinct experts a layer that 1 to 8 neighbouring tokens of the speculative text reach, by prefill."""
-        texts = (read(to, "steps3.1") or {})["ids_of"]
-        rows: dict[int, list[float]] = {n: [] for n in range(1, 9)}
-        for index, prompt in enumerate(self.prompts[:4]):
-            routed = routed_experts(server, (*prompt, *texts[f"p{index}"]), self.shape)[len(prompt) :]
-            for n, found in rows.items():
-                for at in range(0, len(routed) - n + 1, n):
-                    window = routed[at : at + n].transpose(1, 0, 2).reshape(self.shape.layers, -1)
-                    found.append(float(np.mean([len(np.unique(layer)) for layer in window])))
-        measured = {n: float(np.mean(found)) for n, found in rows.items()}
-        return {"line": f"distinct experts a layer: {measured}", "measured": measured}
+        return distinct_experts(server, self.prompts, (read(to, "steps3.1") or {})["ids_of"], self.shape)
+
+
+def distinct_experts(
+    server: Server, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[int]], shape: Shape
+) -> dict[str, Any]:
+    """Distinct experts a layer that 1 to 8 neighbouring tokens of the speculative text reach, by prefill.
+
+    ``texts``: ids of the answer to prompt ``p0``, ``p1`` and so on.
+    """
+    rows: dict[int, list[float]] = {n: [] for n in range(1, 9)}
+    for index, prompt in enumerate(prompts[: len(texts)]):
+        routed = routed_experts(server, (*map(int, prompt), *texts[f"p{index}"]), shape)[len(prompt) :]
+        for n, found in rows.items():
+            for at in range(0, len(routed) - n + 1, n):
+                window = routed[at : at + n].transpose(1, 0, 2).reshape(shape.layers, -1)
+                found.append(float(np.mean([len(np.unique(layer)) for layer in window])))
+    measured = {n: float(np.mean(found)) for n, found in rows.items()}
+    return {"line": f"distinct experts a layer: {measured}", "measured": measured}
 
 
 def routed_experts(server: Server, ids: Sequence[int], shape: Shape) -> Any:

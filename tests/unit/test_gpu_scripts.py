@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_pack
 import gpu_steps
 import gpu_unpack
+import gpu_windows as windows
+import sglang_device_gpu as small
 import sglang_dummy_gpu as dummy
 from gpu_client import Answer, Answers, id_prompts
 from gpu_fleet import Place, Server, Start
@@ -225,3 +227,41 @@ def test_a_server_that_stands_still_goes_on_when_it_is_wanted() -> None:
     finally:
         server.signal(signal.SIGKILL)
         process.wait()
+
+
+# What SmolLM2's plain server gave on an H200 at one and at eight requests, ms a step.
+RECORDED_STEP_MS = {1: 1.4571735454385966, 8: 1.5592817092105262}
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_cycles_of_eight_requests_are_held_against_plain_steps_of_eight(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def phases(server: object, prompts: object, load: Any, out: Path, name: str, baseline: Any) -> dict[str, Any]:
+        seen.append((load.at_once, baseline.step_ms.point))
+        return {}
+
+    monkeypatch.setattr(windows, "phases", phases)
+    monkeypatch.setattr(windows, "tokens", lambda *words: {"ids_of": {}, "distinct_ids": 0})
+    for size, ms in RECORDED_STEP_MS.items():
+        interval = {"low": ms - 0.1, "point": ms, "high": ms + 0.1, "level": 0.95, "method": "t", "n": 4, "unit": "r"}
+        (tmp_path / f"plain.{size}.json").write_text(json.dumps({"step_ms": interval}))
+    plan = dummy.Plan(SHAPES["8b"], 1, tmp_path / "models")
+    [of_dummy] = [s for one in plan.wanted() for s in one.steps if s.name == f"steps3.{at_once}"]
+    [of_small] = [step for step in small.steps() if step.name == f"spec3.{at_once}"]
+    for step in (of_dummy, of_small):
+        assert step.after == (f"plain.{at_once}",)
+        step.run(Server(Start(step.server, ()), None, "", None, 0.0), tmp_path)  # type: ignore[arg-type]
+    assert seen == [(at_once, RECORDED_STEP_MS[at_once])] * 2
+
+
+def test_the_run_is_of_requests_that_ran_alone() -> None:
+    def request(name: str, send: int, end: int) -> Request:
+        return Request(name, "p", "spec", 0, send, send + 1, end, 4, 8)
+
+    single = [request("a", 0, 10), request("b", 10, 20), request("d", 60, 70)]
+    together = [request("x", 20, 40), request("y", 21, 30), request("z", 31, 50)]
+    assert windows.alone([*together, *single]) == single
+    assert windows.alone(together) == together, "a run of batch 8 alone is still a run"

@@ -74,7 +74,7 @@ class PhaseCollectives:
 
 @dataclass(frozen=True)
 class KindCollectives:
-    """Collectives of one phase, operation and backend: a cycle's ``count``, and the mean of one in ``us``.
+    """Collectives of one phase, operation, backend and size: a cycle's ``count``, and the mean of one in ``us``.
 
     ``gb_s`` is ``bytes`` over the transfer, which for small messages says that they are bound by latency.
     """
@@ -260,13 +260,13 @@ class _Facts:
         return Straggler(window.host, window.rank, 100 * float(times[at]) / int(np.count_nonzero(mine)), behind)
 
     def kinds(self) -> tuple[KindCollectives, ...]:
-        """A row for each phase, operation and backend, the longest first."""
+        """A row for each phase, operation, backend and size, the longest first; sizes that nothing tells are one."""
         rows = []
-        for phase, kind in sorted(set(zip(self.phase_of.tolist(), self.found.kind.tolist(), strict=True))):
-            mine = (self.phase_of == phase) & (self.found.kind == kind)
+        keys = zip(self.phase_of.tolist(), self.found.kind.tolist(), np.maximum(self.bytes, -1).tolist(), strict=True)
+        for phase, kind, told in sorted(set(keys)):
+            mine = (self.phase_of == phase) & (self.found.kind == kind) & (np.maximum(self.bytes, -1) == told)
             of, us = self.found.kinds[kind], float(self.length[mine].mean()) / _US
-            known = bool((self.bytes[mine] >= 0).all())
-            size = float(self.bytes[mine].mean()) if known else None
+            size = float(told) if told >= 0 else None
             moved = float(self.transfer[mine].mean()) / _US
             rows.append(
                 KindCollectives(

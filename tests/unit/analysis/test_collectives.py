@@ -122,6 +122,18 @@ def test_time_is_split_into_transfer_and_waiting_and_the_last_rank_is_named() ->
     assert waited[0] == pytest.approx(6 * 0.030, rel=0.05) and waited[1] == pytest.approx(0, abs=0.002)
 
 
+def test_collectives_of_another_size_have_a_row_of_their_own() -> None:
+    windows = Ring().windows()
+    for window in windows:
+        # Every second one of verify moves four times as much; the kernels of a cycle lie in the same order on all.
+        of = np.flatnonzero((window.kernels["bytes"] >= 0) & (window.kernels["point"] == VERIFY))
+        window.kernels["bytes"][of[::2]] = 163_840
+    rows = [row for row in found_in(windows).kinds if row.phase == "verify"]
+    assert {(row.bytes, row.count) for row in rows} == {(40_960.0, 3.0), (163_840.0, 3.0)}
+    speeds = {row.bytes: row.gb_s for row in rows}
+    assert speeds[163_840.0] == pytest.approx(163_840 / TRANSFER_NS)
+
+
 def test_work_on_another_stream_hides_communication_which_then_is_not_alone() -> None:
     windows = []
     for window in Ring().windows():
