@@ -68,6 +68,12 @@ class Knots:
         part = (x - self.x[right - 1]) / (self.x[right] - self.x[right - 1])
         return abs(self.ms[right] - self.ms[right - 1]) * min(part, 1 - part) + floor * value
 
+    def of_first(self, x: float) -> float:
+        """What share of the first knot's error the value has: 1 there, 0 at the second, beyond two along the line."""
+        if len(self.x) == 1 or (len(self.x) > 2 and x > self.x[1]):
+            return 0.0
+        return abs(self.x[1] - x) / (self.x[1] - self.x[0])
+
     def _along(self, segment: int, x: float) -> float:
         (a, b), (u, v) = self.x[segment : segment + 2], self.ms[segment : segment + 2]
         return u + (v - u) * (x - a) / (b - a)
@@ -135,13 +141,18 @@ class CostModel:
             phases[model.phase] = phases.get(model.phase, 0.0) + points[model.name]
         return Cost(points, phases)
 
-    def slack_ms(self, steps: int, batch: float | None = None) -> float:
-        """How far off the cycle of a chain may be for what was not measured, ms, over all points."""
+    def slack_ms(self, steps: int, batch: float | None = None, apart: float = 0.0) -> float:
+        """How far off the cycle of a chain may be for what was not measured, ms, over all points.
+
+        ``apart``: the narrowest verify comes from another start of the server, which may be off by that share.
+        """
         batch = self.batch if batch is None else batch
         work = verify_work((steps + 1) * batch, self.experts)
         slack = 0.0
         for model in self.models:
             slack += model.once.slack(work, VERIFY_SLACK if model.phase == "verify" else 0.0)
+            if model.phase == "verify":
+                slack += apart * model.once.ms[0] * model.once.of_first(work)
             if model.step is not None and steps > 1:
                 slack += model.step.slack(batch, 0.0) * (steps - 1)
         return slack

@@ -122,7 +122,7 @@ class _Draw:
             ratio = self._ratios[steps] = _calibration(self._evidence, self._model, steps, self._weights)
         cost = model.cycle(steps, length.tokens, batch).times(ratio).less(saved_ms)
         base = _baseline(self._evidence, self._weights, batch)
-        return _Point(cost, length, base, ratio * model.slack_ms(steps, batch) if slack else 0.0)
+        return _Point(cost, length, base, ratio * model.slack_ms(steps, batch, self._evidence.apart) if slack else 0.0)
 
 
 def _baseline(evidence: Evidence, weights: Mapping[str, float] | None, batch: float | None) -> float | None:
@@ -182,6 +182,7 @@ def _row(
     own = 0.0
     if base is not None and evidence.baseline_ms and evidence.plain() is None:
         own = _half(evidence.baseline_ms)
+    own += math.log1p(evidence.apart)
     first = Length(1.0, 1.0, 1.0, False)
     return Row(
         k,

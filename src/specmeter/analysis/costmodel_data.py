@@ -17,6 +17,7 @@ from specmeter.trace.tables import Columns
 
 Floats = NDArray[np.float64]
 REST = "unattributed"
+PLAIN = "baseline"
 # Fewer cycles of a setting say nothing about its cost.
 MIN_CYCLES = 10
 _EARLY_SHARE = 0.05
@@ -64,13 +65,14 @@ class Sample:
         return bool(self.kept[:, 0].sum() > 0)
 
 
-def samples_of(runs: Sequence[Run]) -> tuple[Sample, ...]:
+def samples_of(runs: Sequence[Run], plain: Run | None = None) -> tuple[Sample, ...]:
     """The samples of one or more run directories. Raises SpecmeterError where they hold no decode cycle that counts.
 
     A run without tables of its own (a sweep over server starts) is read through its children; a baseline that was
-    measured in a start of its own is read with it.
+    measured in a start of its own is read with it. Of ``plain`` only plain decoding is read.
     """
     parts = [part for run in runs for part in _tables(run)]
+    parts += list(_plain_tables(plain)) if parts and plain is not None else []
     if not parts:
         named = ", ".join(str(run.path) for run in runs)
         raise SpecmeterError(
@@ -103,6 +105,18 @@ def _tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
         children = {name: child for name, child in children.items() if name == "baseline"}
     for child in children.values():
         yield from _tables(child)
+
+
+def _plain_tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
+    for cycles, spans in _tables(run):
+        plain = cycles["setting"] == PLAIN
+        if plain.any():
+            yield {key: column[plain] for key, column in cycles.items()}, spans
+
+
+def has_plain(run: Run) -> bool:
+    """Whether a run, or its baseline's own start, holds cycles of plain decoding."""
+    return next(_plain_tables(run), None) is not None
 
 
 def _samples(cycles: Columns, spans: Columns, names: tuple[str, ...]) -> Iterator[Sample]:
@@ -198,7 +212,7 @@ def _units(cycles: Columns) -> NDArray[np.str_]:
 
 def _steps(setting: str, steps: NDArray[np.int32]) -> int:
     known = steps[steps >= 0]
-    if setting == "baseline":
+    if setting == PLAIN:
         return 0
     if not len(known):
         raise SpecmeterError(

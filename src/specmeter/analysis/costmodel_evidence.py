@@ -34,7 +34,8 @@ class Assumed:
 class Evidence:
     """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
     acceptance by position where the cycles hold none, and the steps that run at present. ``communication``
-    is what a deep window at these steps saw of collectives."""
+    is what a deep window at these steps saw of collectives. ``plain_from`` names the run that the plain cycles come
+    from where that is another one, and ``apart`` is how far (0.06: 6 %) its start may then be off."""
 
     samples: tuple[Sample, ...]
     now: int
@@ -42,6 +43,8 @@ class Evidence:
     baseline_ms: Interval | None = None
     acceptance: tuple[float, ...] | None = None
     communication: Communication | None = None
+    plain_from: str = ""
+    apart: float = 0.0
 
     @property
     def chains(self) -> list[Sample]:

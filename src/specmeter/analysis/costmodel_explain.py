@@ -15,6 +15,7 @@ from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
 from specmeter.analysis.costmodel_evidence import Evidence
+from specmeter.analysis.diff import START_EFFECT
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.saved import analysed
 from specmeter.analysis.stalls import RULE
@@ -45,8 +46,11 @@ def evidence_of(
     now: int | None = None,
     experts: Experts | None = None,
     acceptance: tuple[float, ...] | None = None,
+    plain: Run | None = None,
 ) -> Evidence:
     """What the runs hold for the model. ``now`` None is the profiled step count, or the fastest of those recorded.
+
+    ``plain`` is another run whose plain decoding is theirs too (commands/plain_start.py), a start of its own.
 
     Raises SpecmeterError for a run of another kind and where the model lacks something that it cannot do without.
     """
@@ -58,13 +62,16 @@ def evidence_of(
                 "The cost model is fitted to the cycles of a profile or a sweep.",
                 "Record one: specmeter profile --out DIR",
             )
-    samples = samples_of(runs)
+    samples = samples_of(runs, plain)
     if not any(s.steps > 0 and s.topk == 1 for s in samples):
         fit(samples)
     rates = acceptance or _saved_acceptance(runs)
     draft = Evidence(samples, 0, experts, _saved_baseline(runs), rates)
     present = _present(draft, runs, now)
-    return Evidence(samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present))
+    return Evidence(
+        samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present),
+        str(plain.path) if plain else "", START_EFFECT if plain else 0.0,
+    )  # fmt: skip
 
 
 def _saved_collectives(runs: Sequence[Run], now: int) -> Communication | None:
@@ -205,6 +212,11 @@ def _notes(evidence: Evidence) -> list[str]:
         notes.append(
             "one step count was profiled: the verify forward's slope comes "
             + ("from the baseline's width of 1" if known else "from nowhere, so that verify is taken as flat")
+        )
+    if evidence.plain_from:
+        notes.append(
+            f"plain decoding (verify at width 1, the baseline step) comes from {evidence.plain_from}, another start of "
+            f"the same server build: {100 * evidence.apart:.0f} % of it is in the errors"
         )
     if any(s.topk > 1 for s in evidence.samples):
         notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")

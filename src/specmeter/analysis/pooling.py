@@ -64,7 +64,8 @@ def _baselines(one: Run, other: Run) -> Iterator[str]:
     pairs = [(a, b) for a in _plain_samples(one) for b in _plain_samples(other) if round(a.batch) == round(b.batch)]
     for a, b in pairs:
         yield from _apart(one, other, ratio_interval(_step_ms(b), _step_ms(a), "prompt"))
-    saved = [(run.analysis.get("baseline") or {}).get("step_ms") for run in (one, other)]
+    known = [run.analysis.get("baseline") for run in (one, other)]  # a sweep's is a setting's name
+    saved = [base.get("step_ms") if isinstance(base, Mapping) else None for base in known]
     if not pairs and all(step and step.get("low") and step.get("high") for step in saved):
         x, y = (step or {} for step in saved)
         ends = Interval(y["low"] / x["high"], y["point"] / x["point"], y["high"] / x["low"], 0.95, "ends", x["n"], "")

@@ -19,6 +19,7 @@ from specmeter.analysis.pooling import check_pool, facts_of
 from specmeter.commands.attention_backends import proposable
 from specmeter.commands.explain_commands import commands_for, server_engine
 from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
+from specmeter.commands.plain_start import plain_start
 from specmeter.commands.recorded import recorded, served
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
@@ -37,6 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=Path, metavar="CONFIG", help="the target's config.json: what a forward reads")
     parser.add_argument("--acceptance", metavar="LIST", help="shares kept by position, where the run recorded none")
     parser.add_argument("--pool", action="store_true", help="take runs together that differ in more than the steps")
+    parser.add_argument("--baseline", metavar="DIR", help="a run that measured plain decoding of the same server")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="explain published figures in a TOML file instead")
     live = parser.add_argument_group("a running server, with --live")
     live.add_argument("--live", action="store_true", help="load the server now, and explain what is seen")
@@ -82,7 +84,8 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     shape = read_shape(args.shape) if args.shape else None
     experts = Experts.parse(args.experts) if args.experts else (shape.experts if shape else None)
     apart = _apart(runs, args.pool) if len(runs) > 1 else []
-    evidence = evidence_of(runs, args.now, experts, shares(args.acceptance))
+    plain, unused = plain_start(runs, args.baseline, args.pool)
+    evidence = evidence_of(runs, args.now, experts, shares(args.acceptance), plain)
     known = max(s.steps for s in evidence.chains)
     most = args.upto if args.upto is not None else min(MOST_STEPS, max(known, evidence.now) + 2)
     if not 1 <= most <= MOST_STEPS:
@@ -91,7 +94,7 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     commands = commands_for(runs[0], evidence.now, backends)
     facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
     document = explain(evidence, range(1, most + 1), args.what_if, commands, facts, shape, context_of(runs))
-    document["assumptions"] += [without] if without else []
+    document["assumptions"] += [*unused, *([without] if without else [])]
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
     warnings += [f"pooled although they differ: {line}" for line in apart]
     if args.json:

@@ -94,6 +94,11 @@ def _option(action: argparse.Action, value: Any) -> list[str]:
     return [word for v in values for word in ([f"{name}={v}"] if str(v).startswith("-") else [name, str(v)])]
 
 
+def without_places(words: Sequence[str]) -> tuple[str, ...]:
+    """A server's words without where it listens."""
+    return tuple(without_flags(tuple(words), _PLACES))
+
+
 def served(line: Recorded, engine: str) -> dict[str, str | None]:
     """What the command line says of model, server and load; the step count is left out, since it is what is varied."""
     options = line.options
@@ -109,7 +114,7 @@ def served(line: Recorded, engine: str) -> dict[str, str | None]:
     with contextlib.suppress(SpecmeterError):
         draft = _draft(words, engine)
         words = engine_named(engine).with_setting(words, Setting.of(0))
-    words = without_flags(words, (*_PLACES, STEPS))
+    words = without_places(without_flags(words, (STEPS,)))
     return {**found, "server command": shlex.join(words), "draft": draft or None}
 
 
