@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,19 @@ def test_status_shows_who_armed_and_reading_along_is_free(
     assert cli.main(["status", "--json", "--link", str(link.path)]) == 0
     result = json.loads(capsys.readouterr().out)["result"]["links"][0]
     assert result["armed_by"]["address"] == "10.0.0.1" and result["controller"] is None
+
+
+def test_who_only_looks_does_not_keep_a_controller_out(link: Link) -> None:
+    """`status` on a busy machine may be stopped for long between taking its shared lock and giving it back."""
+    arm(link)
+    disarm(link)
+    looking = os.open(link.path / "lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    end = threading.Timer(0.5, os.close, (looking,))
+    end.start()
+    arm(link)
+    disarm(link)
+    end.join()
 
 
 def test_this_process_arms_and_disarms_as_ever(link: Link) -> None:
