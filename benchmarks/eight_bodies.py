@@ -27,7 +27,8 @@ SCREENED = (1, 2, 5)
 # EAGLE-3 captures states of layers 2, n / 2 and n - 3, so a target needs a few.
 DRAFT_LAYERS = 8
 DEEP_CYCLES = 100
-START_S = 260.0
+# The 200B-class mixture has 443 GB of dummy weights to draw and graphs of 61 layers to capture on every rank.
+START_S = 340.0
 LOADS = {"1": Load(rounds=3, tokens=160), "8": Load(rounds=2, tokens=128, at_once=8, prompts=8)}
 SMALL = {"1": Load(rounds=2, tokens=360, prompts=3)}
 SLOW = {"1": Load(rounds=1, tokens=48, prompts=3), "8": Load(rounds=1, tokens=16, at_once=8, prompts=8)}

@@ -120,7 +120,7 @@ def _start(body: Body, arm: Arm, number: int, results: Path) -> None:
     for step in steps_of(body, arm, number):
         (results / f"{step.name}.json").unlink(missing_ok=True)
     start = body.start(arm, tuned_steps(body, results.parent) if "{k}" in arm.about else 0)
-    run_steps(body.place, [start], steps_of(body, arm, number), results, _limit(body, arm, number) - 10)
+    run_steps(body.place, [start], steps_of(body, arm, number), results, _limit(body, arm, number) - 10, body.start_s)
 
 
 def main() -> None:

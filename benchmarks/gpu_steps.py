@@ -47,8 +47,11 @@ def write(out: Path, name: str, document: object) -> None:
     new.replace(out / f"{name}.json")
 
 
-def run_steps(place: Place, starts: Sequence[Start], steps: Sequence[Step], out: Path, limit_s: float) -> None:
-    """Do what is not done yet, for at most ``limit_s`` seconds; the starts get what the measurements leave, or half.
+def run_steps(
+    place: Place, starts: Sequence[Start], steps: Sequence[Step], out: Path, limit_s: float, start_s: float = 240.0
+) -> None:
+    """Do what is not done yet, for at most ``limit_s`` seconds; the starts get what the measurements leave, or half,
+    but never more than ``start_s``.
 
     Raises RuntimeError that names what is left, so that the part is not taken as done.
     """
@@ -57,7 +60,7 @@ def run_steps(place: Place, starts: Sequence[Start], steps: Sequence[Step], out:
     names = {step.server for step in wanted}
     if wanted:
         with Fleet(place, [start for start in starts if start.name in names]) as fleet:
-            fleet.wait(min(240.0, max(limit_s / 2, limit_s - sum(step.seconds for step in wanted))))
+            fleet.wait(min(start_s, max(limit_s / 2, limit_s - sum(step.seconds for step in wanted))))
             write(out, "starts", {**(read(out, "starts") or {}), **fleet.facts()})
             for step in wanted:
                 _one(step, fleet, out, end)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
 import sys
 import tarfile
 import threading
@@ -300,3 +302,26 @@ def test_the_rehearsal_on_vllm_has_ranks_that_divide_and_a_thread_each(tmp_path:
         assert start.env["VLLM_CPU_OMP_THREADS_BIND"].count("|") == ranks - 1
         assert start.command[start.command.index("--tensor-parallel-size") + 1] == str(ranks)
         assert all(config[key] % ranks == 0 for key in ("num_attention_heads", "num_key_value_heads"))
+
+
+def launched(work: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """``eight_run.py`` with nothing but the standard library before WORK/site."""
+    script = Path(__file__).parents[2] / "benchmarks" / "eight_run.py"
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OUT")}
+    command = [sys.executable, str(script), str(work), "--out", str(work / "out"), *more]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_bare_machine_unpacks_before_it_measures(tmp_path: Path) -> None:
+    said = launched(tmp_path / "work", "--from", str(tmp_path))
+    assert said.returncode == 75 and "parts: 0 of ?" in said.stdout, said
+    (tmp_path / "work" / "model").mkdir()
+    site = tmp_path / "work" / "site"
+    site.mkdir()
+    # What it becomes finds its packages in WORK/site: this one stands before the interpreter's own.
+    (site / "httpx.py").write_text("raise RuntimeError('httpx of WORK/site')")
+    said = launched(tmp_path / "work", "--from", str(tmp_path))
+    assert said.returncode == 1 and "httpx of WORK/site" in said.stderr, said
+    (site / "httpx.py").unlink()
+    said = launched(tmp_path / "work", "--from", str(tmp_path), "--budget", "100")
+    assert said.returncode == 1 and "is too short" in said.stderr and "may take 460 s" in said.stderr, said
