@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ def _once(where: Links, args: argparse.Namespace, shown: Shown) -> int:
         head: dict[str, Any] = {"schema": "specmeter/top/1", "version": __version__, "command": "top"}
         print(json.dumps({**head, "result": result, "warnings": []}, allow_nan=False))
         return int(Exit.DONE)
+    shown = replace(shown, keys=False)
     lines: list[Line] = [line for server in servers for line in server_lines(server, second, shown)]
     print(plain_text(lines) if lines else "No server: start one with `specmeter run -- CMD`.")
     return int(Exit.DONE)

@@ -49,8 +49,9 @@ class Recent:
     ``cycle_ms`` and the phases are means over speculative cycles, ms; ``rest_ms`` is what no leaf point covers. With
     the probes in some cycles only, ``clean`` of the ``cycles`` ran without them: the phases are the others',
     and the tokens of clean cycles whose counts were not read are taken to be as many as in the others.
-    ``tokens_per_s`` counts all tokens, plain steps included. ``kept`` is, for each draft position, the share of the
-    sequences that drafted so far; ``plain_ms`` is a step without speculation, over the last minute. None: not known.
+    ``tokens_per_s`` counts all tokens, plain steps included, over as much of these seconds as was watched. ``kept`` is,
+    for each draft position, the share of the sequences that drafted so far; ``plain_ms`` is a step without speculation,
+    over the last minute. None: not known.
     """
 
     seconds: int
@@ -73,10 +74,14 @@ class Recent:
 
 
 class RankStats:
-    """Takes cycles as they come; ``histograms`` keeps what metrics need besides."""
+    """Takes cycles as they come; ``histograms`` keeps what metrics need besides.
 
-    def __init__(self, index: PlanIndex, histograms: bool = False) -> None:
+    ``since_s``: the moment of perf_counter from which records are read; None: from before all that is asked for.
+    """
+
+    def __init__(self, index: PlanIndex, histograms: bool = False, since_s: float | None = None) -> None:
         self._index = index
+        self._since_s = since_s
         leaves = index.with_role(LEAF, WAIT)
         self._leaves = {
             phase: [i for i in leaves if phase_of(index.names[i]) == phase] for phase in PHASES
@@ -152,7 +157,9 @@ class RankStats:
         # The plain step changes slowly and its requests may be rare: the last minute's counts.
         minute = [(now_second - 1 - i) % SECONDS for i in range(SECONDS - 4)]
         plain = self._sums[minute][:, [_AT["plain_ns"], _AT["plain"]]].sum(axis=0)
-        return _recent(self._sums[rows].sum(axis=0), plain, seconds, self.device)
+        # A rate over seconds before the first look would be too low: nothing of them was read.
+        watched_s = float(seconds) if self._since_s is None else min(float(seconds), now_second - self._since_s)
+        return _recent(self._sums[rows].sum(axis=0), plain, seconds, watched_s, self.device)
 
     def trend(self, now_second: int, seconds: int = 60) -> list[float]:
         """Tokens in each of the last whole seconds, the oldest first."""
@@ -245,7 +252,9 @@ def _tokens_each(sums: NDArray[np.float64]) -> float:
     return float(sums[_AT["seen_tokens"]]) / seen if seen else 0.0
 
 
-def _recent(sums: NDArray[np.float64], plain: NDArray[np.float64], seconds: int, device: bool) -> Recent:
+def _recent(
+    sums: NDArray[np.float64], plain: NDArray[np.float64], seconds: int, watched_s: float, device: bool
+) -> Recent:
     value = {name: float(sums[i]) for name, i in _AT.items()}
     cycles = value["cycles"]
     each = 1e6 * cycles
@@ -253,7 +262,7 @@ def _recent(sums: NDArray[np.float64], plain: NDArray[np.float64], seconds: int,
     every = cycles + value["clean"]
     tokens = value["tokens"] + value["hidden"] * _tokens_each(sums)
     return Recent(
-        seconds, int(every), tokens / seconds,
+        seconds, int(every), tokens / (watched_s if watched_s > 0 else seconds),
         (value["cycle_ns"] + value["clean_ns"]) / every / 1e6 if every else None,
         {p: float(sums[_PHASE0 + i]) / each for i, p in enumerate(PHASES) if cycles and sums[_PHASE0 + i]},
         (value["cycle_ns"] - value["leaf_ns"]) / each if cycles else 0.0,

@@ -73,6 +73,7 @@ class LiveServer:
         self._index = index_plan(self._plan)
         self._sources: dict[Path, _Source] = {}
         self._looked = 0.0
+        self._since_s = None if self.held else time.perf_counter()
         self._beat = -1
         self.version = 0
         self._fresh = False
@@ -191,7 +192,7 @@ class LiveServer:
         for rank in trace.ranks:
             key = (rank.host, rank.rank, rank.pid)
             if key not in self.ranks:
-                self.ranks[key] = LiveRank(RankStats(self._index, self.histograms), rank)
+                self.ranks[key] = LiveRank(RankStats(self._index, self.histograms, self._since_s), rank)
             self.ranks[key].last = rank
             self.ranks[key].stats.take(rank, until)
         for source in self._sources.values():

@@ -18,12 +18,16 @@ _REST = "rest"
 
 @dataclass(frozen=True)
 class Shown:
-    """How to show: ``width`` in columns, ``seconds`` that figures are over, the baseline step in ms (None: unknown)."""
+    """How to show: ``width`` in columns, ``seconds`` that figures are over, the baseline step in ms (None: unknown).
+
+    ``keys``: somebody can press them.
+    """
 
     width: int = 100
     seconds: int = 10
     baseline_ms: float | None = None
     unicode: bool = True
+    keys: bool = True
 
 
 def server_lines(server: LiveServer, second: int, shown: Shown, chosen: bool = False) -> list[Line]:
@@ -48,9 +52,17 @@ def server_lines(server: LiveServer, second: int, shown: Shown, chosen: bool = F
         who = f"rank {key[1]}" if key[1] >= 0 else f"process {key[2]}"
         lines += rank_lines(who, recent, rank.stats.trend(second), shown)
     if not server.ranks:
-        what = "no cycle yet" if server.armed else "press a to arm" if alive else "waiting for the server"
-        lines.append([(f"    {what}", "dim")])
+        lines.append([(f"    {_without_cycles(server, alive, shown)}", "dim")])
     return [clip(line, shown.width) for line in lines]
+
+
+def _without_cycles(server: LiveServer, alive: int, shown: Shown) -> str:
+    """Why a server has no figures, or what to do about it."""
+    if server.armed:
+        return "no cycle yet since this look began"
+    if alive:
+        return "press a to arm" if shown.keys else f"`specmeter arm --link {inert(server.link.id, 40)}` arms it"
+    return "its server has ended" if server.found else "waiting for the server"
 
 
 def rank_lines(who: str, recent: Recent, trend: Sequence[float], shown: Shown) -> list[Line]:

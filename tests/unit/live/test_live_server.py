@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,29 @@ def test_polling_without_news_costs_little(tmp_path: Path) -> None:
         live.poll()
     # Far from the measured 0.02 ms each: a look over the whole ring would take longer than this.
     assert (time.process_time() - began) / 200 < 0.002
+
+
+def test_a_rate_is_over_the_time_that_was_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened 2.4 s ago, figures over 10 s: what was not watched is no idle time. Later it is the 10 s again."""
+    monkeypatch.setattr(time, "perf_counter", lambda: NOW - 0.4)
+    _ring, live = grown(tmp_path, 40, monkeypatch)
+    (rank,) = live.ranks.values()
+    young, old = rank.stats.recent(NOW + 2, 10), rank.stats.recent(NOW + 10, 10)
+    tokens = sum(rank.stats.trend(NOW + 2))
+    assert tokens > 100 and young.tokens_per_s == pytest.approx(tokens / 2.4)
+    assert old.tokens_per_s == pytest.approx(sum(rank.stats.trend(NOW + 10, 10)) / 10)
+
+
+def test_a_server_without_cycles_says_why(tmp_path: Path) -> None:
+    ring = GrowingRing(tmp_path / "links", PLAN)
+    live = LiveServer(ring.link)
+    live.poll()
+    assert "no cycle yet" in plain_text(server_lines(live, NOW, Shown()))
+    ring.report(armed=False)
+    live.look()
+    assert "press a to arm" in plain_text(server_lines(live, NOW, Shown()))
+    assert "`specmeter arm --link grow` arms it" in plain_text(server_lines(live, NOW, Shown(keys=False)))
+    live.found = [replace(process, alive=False) for process in live.found]
+    assert "its server has ended" in plain_text(server_lines(live, NOW, Shown()))
+    live.found = []
+    assert "waiting for the server" in plain_text(server_lines(live, NOW, Shown()))
