@@ -237,6 +237,22 @@ def test_arms_are_compared_with_plain_default_and_tuned_over_starts(tmp_path: Pa
     assert rows["tuned"]["over_default"]["low"] > 1 and rows["plain"]["over_plain"] is None
 
 
+def test_a_start_is_read_again_only_when_something_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(eight_report, "run_of", lambda one, out: read.append(one.arm) or {"arm": one.arm})
+    folder = tmp_path / "results" / "70b-tp8.plain.1"
+    phases1(folder, 88.8)
+    for _call in range(2):
+        assert eight_report.report(tmp_path)["70b-tp8"]["runs"] == {"plain.1": {"arm": "plain"}}
+    assert read == ["plain"]
+    later = (tmp_path / "report" / "70b-tp8.plain.1.json").stat().st_mtime_ns + 10**9
+    os.utime(folder / "phases1.json", ns=(later, later))
+    eight_report.report(tmp_path)
+    assert read == ["plain", "plain"]
+
+
 def test_the_report_tells_phases_by_rank_skew_and_collectives_by_size(tmp_path: Path) -> None:
     kind = {"operation": "all-reduce", "backend": "NCCL", "count": 4.0, "us": 20.0, "waiting_us": 5.0}
     arrival = {
