@@ -249,7 +249,9 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[int, bytes]]:
     buffer = b""
     async for chunk in response.aiter_bytes():
         now = time.perf_counter_ns()
-        buffer += chunk.replace(b"\r\n", b"\n") if b"\r" in chunk else chunk
+        buffer += chunk
+        if b"\r" in buffer:  # in all of it: a line's end may be split between two chunks
+            buffer = buffer.replace(b"\r\n", b"\n")
         if len(buffer) > MAX_EVENT_BYTES:
             raise StreamError("the stream is malformed: an event has no end")
         *events, buffer = buffer.split(b"\n\n")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,15 @@ def load_prompts(source: str | None, kinds: Sequence[str] = ()) -> PromptSet:
 
 def _load_file(path: Path) -> PromptSet:
     try:
-        size = path.stat().st_size
+        with path.open("rb") as file:  # a pipe or a device does not tell its size
+            raw = b"" if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
+            size = max(os.fstat(file.fileno()).st_size, len(raw))
         if size > MAX_FILE_BYTES:
             raise SpecmeterError(
-                f"The prompt file is too large: {path} has {size / 1e6:.0f} MB.",
+                f"The prompt file is too large: {path} has {size / 1e6:.0f} MB or more.",
                 f"At most {MAX_FILE_BYTES / 1e6:.0f} MB are read.",
                 f"Take a part of it: head -n 1000 {path.name} > prompts.jsonl",
             )
-        raw = path.read_bytes()
     except OSError as error:
         raise SpecmeterError(f"The prompt file cannot be read: {path}", error.strerror or str(error)) from None
     text = _decoded(raw, path)
@@ -142,9 +144,10 @@ def _refuse_broken(broken: Sequence[tuple[int, str]], where: str) -> None:
 def _from_entries(entries: Iterator[tuple[int, Any]], where: str) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
     broken: list[tuple[int, str]] = []
+    names: set[str] = set()
     for number, entry in entries:
         try:
-            prompts.append(_prompt(number, entry))
+            prompts.append(_named_apart(_prompt(number, entry), number, names))
         except ValueError as error:
             broken.append((number, str(error)))
         if len(prompts) >= MAX_PROMPTS:
@@ -155,6 +158,14 @@ def _from_entries(entries: Iterator[tuple[int, Any]], where: str) -> tuple[Promp
     return tuple(prompts)
 
 
+def _named_apart(prompt: Prompt, number: int, names: set[str]) -> Prompt:
+    """The prompt, its id followed by its line where an earlier one has it: pairs are formed by id."""
+    if prompt.prompt_id in names:
+        prompt = replace(prompt, prompt_id=f"{prompt.prompt_id}#{number}")
+    names.add(prompt.prompt_id)
+    return prompt
+
+
 def _prompt(number: int, entry: Any) -> Prompt:
     if isinstance(entry, str):
         return Prompt(str(number), "user", (("user", _text(entry)),))
@@ -163,7 +174,7 @@ def _prompt(number: int, entry: Any) -> Prompt:
     if not isinstance(entry, dict):
         raise ValueError(f"neither a string nor an object but {type(entry).__name__}")
     identity, kind = entry.get("id", number), entry.get("kind", entry.get("category", "user"))
-    return Prompt(str(identity), str(kind), _messages(entry))
+    return Prompt(_text(str(identity)), _text(str(kind)), _messages(entry))
 
 
 def _messages(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -203,4 +214,6 @@ def _text(value: Any) -> str:
         raise ValueError(f"the text is not a string but {type(value).__name__}")
     if not value.strip():
         raise ValueError("the text is empty")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("the text has half of a surrogate pair (\\ud800 to \\udfff), which no server can be sent")
     return value

@@ -68,7 +68,7 @@ def _levels(args: argparse.Namespace) -> list[Load]:
     if args.rate is not None:
         return [Load(rate=args.rate, seed=args.seed, stop_on_error=False)]
     words = args.concurrency.split(",")
-    if not all(word.isdigit() for word in words):
+    if not all(word.isascii() and word.isdigit() for word in words):
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers.", next_step="Write 1,4,16.")
     return [Load(int(word), seed=args.seed, stop_on_error=False) for word in words]
 

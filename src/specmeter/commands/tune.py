@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from specmeter.tune.trial import LiveRunner
 from specmeter.tune.tuning import TunePlan, best_by_level, tune
 
 JOURNAL = "journal.sqlite"
+LONGEST_TRIAL_S = 7 * 24 * 3600
 DEFAULT_TRIALS = 30
 """The search's server starts in a space with flags or variables, where no budget is given."""
 
@@ -47,9 +49,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="DIR", help="a saved profile for the cost model"
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help="budget in minutes, the proof included")
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="server starts of the search (30 if the space has knobs)"
+        "--minutes", type=float, metavar="M", help="budget in minutes for all levels, the proof included"
+    )
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="server starts of a level's search (30 if the space has knobs)"
     )
     parser.add_argument("--journal", type=Path, metavar="PATH", help="go on with this journal (or run directory)")
     parser.add_argument("--concurrency", default="1", metavar="LIST", help="requests at once, such as 1,8 (default: 1)")
@@ -80,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         path = _journal_path(args.journal, writer)
         with Journal(path, plan.facts()) as journal:
-            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, args.trial_timeout, args.separate)
+            # No one trial may take more than all the minutes.
+            limit_s = min(args.trial_timeout, 60 * (args.minutes or math.inf))
+            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, limit_s, args.separate)
             try:
                 document = tune(plan, runner, how, journal, writer, progress)
             except KeyboardInterrupt:
@@ -97,8 +103,11 @@ def _check(args: argparse.Namespace) -> None:
     for name, low in (("blocks", 2), ("confirm_blocks", 2), ("confirm", 0)):
         if getattr(args, name) < low:
             raise SpecmeterError(f"--{name.replace('_', '-')} is {getattr(args, name)}.", f"It must be at least {low}.")
-    if not 0 <= args.threshold < 1 or args.trial_timeout <= 0:
-        raise SpecmeterError("--threshold must be at least 0 and below 1, --trial-timeout above 0.")
+    if not 0 <= args.threshold < 1 or not 0 < args.trial_timeout <= LONGEST_TRIAL_S:
+        raise SpecmeterError(
+            f"--threshold is {args.threshold}, --trial-timeout {args.trial_timeout}.",
+            f"The first must be at least 0 and below 1, the second above 0 and at most {LONGEST_TRIAL_S} s.",
+        )
 
 
 def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...], place: Place) -> TunePlan:
@@ -147,12 +156,15 @@ def _finish(plan: TunePlan, document: dict[str, Any], writer: RunWriter) -> None
     winner = document["levels"][0]["winner"]
     settings = best_by_level(document["levels"])
     candidate = _rebuilt(document, plan)
-    files = write_outcome(writer.path, candidate.arm(plan.spec, "tuned"), plan.spec.engine or "", settings, plan.flags)
+    files: list[str] = []
+    with writer.postponing():
+        arm = candidate.arm(plan.spec, "tuned")
+        files = write_outcome(writer.path, arm, plan.spec.engine or "", settings, plan.flags)
     document["files"] = [str(writer.path / name) for name in files]
     document["command_line"] = command_line(mask_command(winner["command"]), mask_env(winner["env"]))
-    writer.write_analysis(document)
-    writer.write_report(render_analysis(document))
-    writer.finish("complete")
+    writer.keep_analysis(document, render_analysis(document))
+    with writer.postponing():
+        writer.finish("complete")
 
 
 def _rebuilt(document: dict[str, Any], plan: TunePlan) -> Candidate:

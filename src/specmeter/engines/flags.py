@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 Command = tuple[str, ...]
+_FLAG = re.compile(r"--?[A-Za-z]")
 
 
 def flag_value(command: Command, *names: str) -> str | None:
@@ -30,8 +32,8 @@ def without_flags(command: Command, names: Iterable[str], *, prefixes: Iterable[
         name, equals, _ = word.partition("=")
         index += 1
         if _same(name, wanted) or (name.startswith("--") and _plain(name).startswith(starts) and starts):
-            # A flag's values are the words up to the next flag: `--cudagraph-sizes 1 2 4` has three.
-            while not equals and index < len(command) and not command[index].startswith("--"):
+            # A flag's values are the words up to the next flag, also a short one (-tp): `--sizes 1 2 -4` has three.
+            while not equals and index < len(command) and not _FLAG.match(command[index]):
                 index += 1
             continue
         kept.append(word)

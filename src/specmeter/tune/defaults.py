@@ -37,6 +37,7 @@ NCCL: dict[str, tuple[str | None, ...]] = {
 }
 # NVLink SHARP hangs or is forbidden on many machines, so nothing turns it on unless the user's file says it may.
 _NVLS = re.compile(r"(?i)nvls")
+RULE_KEYS = ("steps", "topk", "draft_tokens")
 _KEYS = {"steps", "topk", "draft_tokens", "flags", "env", "skip", "forbid", "allow_nvls"}
 
 
@@ -78,7 +79,7 @@ def read_space(path: Path) -> SpaceFile:
         draft_tokens=_numbers(table, "draft_tokens", path),
         knobs=knobs,
         skip={str(name): str(reason) for name, reason in skip.items()},
-        forbid=tuple({str(k): str(v) for k, v in rule.items()} for rule in forbid),
+        forbid=tuple({str(k): _word(v) for k, v in rule.items()} for rule in forbid),
         allow_nvls=table.get("allow_nvls", False) is True,
     )
 
@@ -104,8 +105,13 @@ def _knobs(table: Mapping[str, Any], name: str, path: Path) -> dict[str, tuple[s
                 "Flags begin with --, variables do not; each has a list of values.",
                 f'Write "--flag" = ["{LEAVE}", "value", true], or NAME = ["{LEAVE}", "value"].',
             )
-        found[knob] = tuple(None if v in (LEAVE, False) else "on" if v is True else str(v) for v in values)
+        found[knob] = tuple(None if _word(v) == LEAVE else _word(v) for v in values)
     return found
+
+
+def _word(value: object) -> str:
+    """A value of the file as candidates have it: ``on`` for a switch, ``default`` for a knob left alone."""
+    return "on" if value is True else LEAVE if value is False else str(value)
 
 
 def space_for(
@@ -130,6 +136,7 @@ def space_for(
         raise SpecmeterError("vLLM drafts chains only.", "The space has topk above 1.", "Leave topk out.")
     settings = settings_of([0, *(user.steps or STEPS)], topk, user.draft_tokens)
     dimensions = tuple(Dimension(name, values) for name, values in sorted(knobs.items()))
+    _check_rules(user, {*RULE_KEYS, *knobs, *user.knobs, *NCCL, *flags.choices})
     space = Space(settings, dimensions, user.forbid, tuple(skipped), flags.source)
     next(space.candidates())
     return space
@@ -169,6 +176,17 @@ def tensor_parallel(spec: ServerSpec) -> int:
     """The tensor parallel size that the command states; 1 if it states none."""
     value = flag_value(spec.command, *TP_FLAGS)
     return int(value) if value is not None and value.isdigit() else 1
+
+
+def _check_rules(user: SpaceFile, known: set[str]) -> None:
+    """A rule that names something else would forbid nothing, and nobody would see it."""
+    for name in sorted({name for rule in user.forbid for name in rule} - known):
+        near = difflib.get_close_matches(name, sorted(known), 1)
+        raise SpecmeterError(
+            f"`forbid` names {name}, which is no part of the space.",
+            f"Its parts are {', '.join(RULE_KEYS)}, the flags and the variables.",
+            f"Near: {near[0]}." if near else "",
+        )
 
 
 def _check_knobs(user: SpaceFile, flags: EngineFlags) -> None:

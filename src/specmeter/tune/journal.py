@@ -65,11 +65,17 @@ class Journal:
         return handle
 
     def _opened(self) -> sqlite3.Connection:
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from None
         database = sqlite3.connect(self.path, isolation_level=None)
         try:
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(_TABLES)
+        except sqlite3.OperationalError as error:  # the disk's fault, not the file's
+            database.close()
+            raise self._unwritten(str(error)) from None
         except sqlite3.DatabaseError as error:
             database.close()
             raise SpecmeterError(
@@ -77,10 +83,31 @@ class Journal:
             ) from None
         return database
 
+    def _unwritten(self, reason: str) -> SpecmeterError:
+        return SpecmeterError(
+            f"The journal cannot be written: {self.path}",
+            f"{reason}.",
+            f"Every finished start is kept. Make room there, and go on with --journal {self.path}.",
+            Exit.ENVIRONMENT,
+        )
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """All that is inserted inside, or nothing of it."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise self._unwritten(str(error)) from None
+
     def _check(self, facts: Mapping[str, str]) -> None:
         known = dict(self._db.execute("SELECT name, value FROM facts"))
         if not known:
-            self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
+            with self._writing():
+                self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
             return
         for name, value in facts.items():
             if known.get(name) != value:
@@ -93,9 +120,10 @@ class Journal:
                 )
 
     def add(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Append one event, on disk when this returns."""
+        """Append one event, on disk when this returns. Raises SpecmeterError (exit 5) where the disk is full."""
         text = json.dumps(data, allow_nan=False, sort_keys=True)
-        self._db.execute("INSERT INTO events (time_ns, kind, data) VALUES (?, ?, ?)", (time.time_ns(), kind, text))
+        with self._writing():
+            self._db.execute("INSERT INTO events (time_ns, kind, data) VALUES (?, ?, ?)", (time.time_ns(), kind, text))
 
     def events(self, kind: str) -> Iterator[dict[str, Any]]:
         """The events of one kind in the order they were added."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specmeter.analysis.racing import contenders, losers, smoothed
 from specmeter.errors import Exit, SpecmeterError
@@ -18,6 +18,7 @@ from specmeter.tune.trial import Logs, Observation, Runner
 START_SD = 0.03
 MOST_REPEATS = 3
 HOPELESS_STARTS = 3
+NOT_TOGETHER = "not together"
 Say = Callable[[str], None]
 
 
@@ -37,6 +38,12 @@ class Budget:
             raise SpecmeterError(f"--minutes is {self.minutes}; it must be above 0.")
         if self.trials is not None and self.trials < 1:
             raise SpecmeterError(f"--trials is {self.trials}; it must be 1 or more.")
+
+    def left(self, spent_s: float, levels: int) -> Budget:
+        """The budget of the next of ``levels`` concurrency levels to come: minutes are for all, starts for each."""
+        if self.minutes is None:
+            return self
+        return replace(self, minutes=max(self.minutes - spent_s / 60, 0.01) / levels)
 
 
 class Search:
@@ -59,6 +66,9 @@ class Search:
         self._earlier_s = sum(o.seconds for o in self.observations)
         self._replayed = len(self.observations)
         self._racing: Sequence[Candidate] = ()
+        self._parted = 0
+        if any(event["level"] == level for event in journal.events(NOT_TOGETHER)):
+            self.runner.together = False
 
     def run(self, start: Candidate) -> None:
         """Search until nothing is left to learn or the budget is spent; ``start`` is what the user runs now."""
@@ -120,7 +130,11 @@ class Search:
 
     def spent_s(self) -> float:
         """Seconds of this level so far, those of earlier sessions included."""
-        return self._earlier_s + time.monotonic() - self._began
+        return self._earlier_s + self.session_s()
+
+    def session_s(self) -> float:
+        """Seconds of this session so far."""
+        return time.monotonic() - self._began
 
     def starts(self) -> int:
         """Server starts at this level so far."""
@@ -192,7 +206,7 @@ class Search:
             best = [c.setting for c in (self.best(True), self.best(False)) if c is not None]
             chosen = dict.fromkeys([candidate.setting, *best])
             group = [Candidate(setting, candidate.flags, candidate.env) for setting in chosen]
-            group = [c for c in group if c.key not in self._known()]
+            group = [c for c in group if c.key not in self._known() and self.planner.space.allows(c)]
             self._run(group, self._race)
             if not self.runner.together:
                 return self._explore_alone()
@@ -238,12 +252,22 @@ class Search:
         self.say(f"trial {self.starts() + 1}: {names}{left}")
         found = self.runner.run(candidates, self.level, self._start, self.blocks, stop)
         self._start += 1
+        if len(found) > 1 and all(o.cause for o in found) and not self.observations:
+            self._part(found)
+            return
         for observation in found:
             self.journal.add("trial", observation.as_json())
             self._take(observation)
         for observation in found:
             if observation.cause:
                 self.say(f"  infeasible: {observation.candidate.label}: {observation.cause}")
+
+    def _part(self, found: Sequence[Observation]) -> None:
+        """The first start served several settings and failed: any one of them may be why, so each gets its own."""
+        self.say(f"  each setting gets starts of its own, since the one with all of them failed: {found[0].cause}")
+        self.journal.add(NOT_TOGETHER, {"level": self.level, "cause": found[0].cause})
+        self.runner.together = False
+        self._parted = 1
 
     def _take(self, observation: Observation) -> None:
         self.observations.append(observation)
@@ -262,7 +286,7 @@ class Search:
 
     def _give_up_if_hopeless(self) -> None:
         fresh = self.observations[self._replayed :]
-        if len(fresh) >= HOPELESS_STARTS and all(o.cause for o in self.observations):
+        if len(fresh) + self._parted >= HOPELESS_STARTS and all(o.cause for o in self.observations):
             raise SpecmeterError(
                 "The server does not start with any setting tried.",
                 fresh[0].cause,

@@ -60,7 +60,8 @@ class Dimension:
 class Space:
     """Settings x dimensions, less what ``forbidden`` names; ``skipped`` tells what was left out and why.
 
-    A forbidden combination maps ``steps``, ``topk``, ``draft_tokens`` or a dimension's name to a value as text.
+    A forbidden combination maps ``steps``, ``topk``, ``draft_tokens`` or a dimension's name to a value as text
+    (``default``: left alone).
     """
 
     settings: tuple[Setting, ...]
@@ -93,7 +94,7 @@ class Space:
             **dict(candidate.flags),
             **dict(candidate.env),
         }
-        return not any(all(facts.get(k) == v for k, v in rule.items()) for rule in self.forbidden)
+        return not any(all(facts.get(k, "default") == v for k, v in rule.items()) for rule in self.forbidden)
 
     def candidates(self) -> Iterator[Candidate]:
         """Every allowed point, in a fixed order; raises SpecmeterError if there is none or far too many to list."""

@@ -21,7 +21,7 @@ from specmeter.bench.session import Probing
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.engines.flags import flag_value
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.trace.masking import mask_command
+from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
 from specmeter.tune.flags import EngineFlags, program_of
 from specmeter.tune.journal import Journal
@@ -71,7 +71,8 @@ class TunePlan:
             "engine version": str(self.flags.version),
             "model": model or " ".join(program_of(self.spec.command)[-1:]),
             "command": json.dumps(mask_command(plain)),
-            "load": json.dumps([*load, self.sending.seed, self.blocks]),
+            "load": json.dumps([*load, self.sending.seed, self.blocks, self.sending.ignore_eos]),
+            "environment": json.dumps(mask_env(dict(self.spec.env)), sort_keys=True),
         }
 
 
@@ -82,7 +83,13 @@ def tune(
 
     Raises SpecmeterError (exit 4) if no point is feasible. An interrupt loses the running start only.
     """
-    levels = [_level(plan, level, runner, how, journal, writer, progress) for level in plan.levels]
+    levels: list[dict[str, Any]] = []
+    spent_s = 0.0
+    for place, level in enumerate(plan.levels):
+        budget = plan.budget.left(spent_s, len(plan.levels) - place)
+        found, seconds = _level(plan, level, budget, runner, how, journal, writer, progress)
+        levels.append(found)
+        spent_s += seconds
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "tune",
@@ -98,29 +105,66 @@ def tune(
 
 
 def _level(
-    plan: TunePlan, level: int, runner: Runner, how: Probing, journal: Journal, writer: RunWriter, progress: Progress
-) -> dict[str, Any]:
+    plan: TunePlan,
+    level: int,
+    budget: Budget,
+    runner: Runner,
+    how: Probing,
+    journal: Journal,
+    writer: RunWriter,
+    progress: Progress,
+) -> tuple[dict[str, Any], float]:
+    """One level's part of the document, and the seconds it took, those of earlier sessions included."""
     start = plan.starting_point()
     planner = Planner(plan.space, start, plan.predict, plan.sending.seed)
-    search = Search(planner, runner, journal, plan.budget, level, plan.blocks, progress.say)
+    search = Search(planner, runner, journal, budget, level, plan.blocks, progress.say)
     search.run(start)
     winner, baseline = search.best(), search.best(speculative=False)
     if winner is None:
         raise SpecmeterError("No point of the space is feasible.", exit=Exit.SERVER_FAILED)
     found: dict[str, Any] = {
         "concurrency": level,
-        "winner": _candidate_json(winner, plan.spec),
         "starting_point": start.label,
         "search": _search_json(search, planner),
         "proof": None,
         "against_start": None,
     }
     rival = winner if winner.setting.steps else search.best(speculative=True)
+    chosen = winner
     if baseline is not None and rival is not None and plan.confirm_starts:
         arms = _arms(baseline, rival, start, search)
         found |= _proof(plan, level, arms, how, journal, writer, progress)
-    found["verdict"] = _verdict(winner, rival, found["proof"])
-    return found
+        chosen = _proven(winner, arms, found)
+    found["winner"] = _candidate_json(chosen, plan.spec)
+    found["chosen_by"] = "search" if chosen == winner else "proof"
+    found["verdict"] = _verdict(winner, rival, found["proof"], start if _kept(found) == START else None)
+    proof_s = float(found.get("proof_s", 0.0))
+    earlier_s = proof_s if proof_s > search.session_s() else 0.0  # a proof of an earlier session, from the journal
+    return found, search.spent_s() + earlier_s
+
+
+def _proven(winner: Candidate, arms: Mapping[str, Candidate], found: Mapping[str, Any]) -> Candidate:
+    """What is to be run after the proof: the files must not start what the proof has shown to be slower."""
+    if _kept(found) == START:
+        return arms[START]
+    return arms[BASELINE] if _off(winner, found["proof"]) else arms[TUNED]
+
+
+def _kept(found: Mapping[str, Any]) -> str:
+    """The starting point's name where the tuned setting is shown to be slower than it, and it gains; else empty."""
+    against = found["against_start"]
+    if against is None or against["verdict"] != "slower":
+        return ""
+    row = next(row for row in found["proof"]["pairs"] if row["arm"] == START)
+    return START if row["ratio"] is not None and row["ratio"]["point"] > 1 else ""
+
+
+def _off(winner: Candidate, proof: Mapping[str, Any]) -> bool:
+    """Whether the baseline is to be run: speculation is slower, or neither search nor proof shows a gain."""
+    row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
+    if row["verdict"] in ("faster", "slower"):
+        return bool(row["verdict"] == "slower")
+    return not winner.setting.steps or row["ratio"] is None or row["ratio"]["point"] <= 1
 
 
 def _arms(baseline: Candidate, rival: Candidate, start: Candidate, search: Search) -> dict[str, Candidate]:
@@ -143,8 +187,9 @@ def _proof(
 ) -> dict[str, Any]:
     """Starts of their own for every arm; kept in the journal, so that a finished proof is not run again."""
     keys = {name: candidate.key for name, candidate in arms.items()}
+    design = [plan.confirm_starts, plan.confirm_blocks, plan.threshold]
     for event in journal.events("proof"):
-        if event["level"] == level and event["arms"] == keys and event["starts"] >= plan.confirm_starts:
+        if event["level"] == level and event["arms"] == keys and event.get("design") == design:
             return dict(event["found"])
     compared = ComparePlan(
         tuple(candidate.arm(plan.spec, name) for name, candidate in arms.items()),
@@ -167,7 +212,7 @@ def _proof(
         facts = [ArmFacts(START), ArmFacts(TUNED)]
         against = analyse_compare(facts, gathered.requests, plan.threshold)["pairs"][0]
     found = {"proof": document, "against_start": against, "proof_s": time.monotonic() - began}
-    journal.add("proof", {"level": level, "arms": keys, "starts": plan.confirm_starts, "found": found})
+    journal.add("proof", {"level": level, "arms": keys, "design": design, "found": found})
     return found
 
 
@@ -215,8 +260,10 @@ def _search_json(search: Search, planner: Planner) -> dict[str, Any]:
     }
 
 
-def _verdict(winner: Candidate, rival: Candidate | None, proof: Mapping[str, Any] | None) -> dict[str, str]:
-    """The sentence at the top: the winner, or that speculation should be off."""
+def _verdict(
+    winner: Candidate, rival: Candidate | None, proof: Mapping[str, Any] | None, kept: Candidate | None = None
+) -> dict[str, str]:
+    """The sentence at the top: the winner, that speculation should be off, or that ``kept``, the start, should stay."""
     if proof is None or rival is None:
         off = "Speculation should be off, as far as the search can tell" if not winner.setting.steps else winner.label
         sentence = f"{off}: fastest in the search, not proven in starts of its own."
@@ -224,12 +271,15 @@ def _verdict(winner: Candidate, rival: Candidate | None, proof: Mapping[str, Any
     row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
     gain = 100 * (row["ratio"]["point"] - 1) if row["ratio"] else 0.0
     word = row["verdict"]
+    if kept is not None:
+        text = f"Keep {kept.label}, the starting point: the best of the search, {rival.label}, is shown to be slower."
+        return {"word": next(row for row in proof["pairs"] if row["arm"] == START)["verdict"], "sentence": text}
     if word == "faster":
         return {"word": word, "sentence": f"{rival.label} is best: {gain:+.1f} % against the baseline."}
     if word == "slower":
         sentence = f"Speculation should be off: its best setting, {rival.label}, is {gain:+.1f} % against the baseline."
         return {"word": word, "sentence": sentence}
-    if not winner.setting.steps or gain <= 0:
+    if _off(winner, proof):
         sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain:+.1f} %)."
         return {"word": word, "sentence": sentence}
     return {"word": word, "sentence": f"{rival.label} is best, {gain:+.1f} % against the baseline, but {word}."}

@@ -103,6 +103,12 @@ def test_events_cut_anywhere_and_carriage_returns() -> None:
     assert outcome.error == "" and outcome.text == "ab"
 
 
+def test_a_line_end_cut_in_two_is_one_line_end() -> None:
+    whole = (_piece("a") + _piece("b") + USAGE + DONE).replace(b"\n", b"\r\n")
+    outcome = _one(_send(HEAD, *[whole[i : i + 1] for i in range(len(whole))], pause_s=0.001))
+    assert outcome.error == "" and outcome.text == "ab"
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [

@@ -79,6 +79,8 @@ def test_broken_lines_are_named_by_number(tmp_path: Path) -> None:
         ("{}", "has none of"),
         ('{"prompt": 3}', "not a string but int"),
         ('{"prompt": "  "}', "empty"),
+        ('{"prompt": "half \\ud83d"}', "surrogate"),
+        ('{"prompt": "x", "id": "\\udc00"}', "surrogate"),
         ("17", "neither a string nor an object"),
         ('{"messages": "hello"}', "not a list"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no turn of the user"),
@@ -114,3 +116,15 @@ def test_missing_file_and_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_long_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PROMPTS", 3)
     assert len(load_prompts(_file(tmp_path, '"x"\n' * 50)).prompts) == 3
+
+
+def test_what_has_no_size_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(SpecmeterError, match="too large"):
+        load_prompts("/dev/zero")
+
+
+def test_prompts_of_one_id_are_named_apart(tmp_path: Path) -> None:
+    lines = ['{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}', '{"prompt": "c", "id": 4}', '"d"']
+    found = load_prompts(_file(tmp_path, "\n".join(lines))).prompts
+    assert [prompt.prompt_id for prompt in found] == ["x", "x#2", "4", "4#4"]

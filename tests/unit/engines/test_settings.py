@@ -145,6 +145,9 @@ def test_embedded_takes_settings_with_the_request() -> None:
 
 def test_flags_with_many_values() -> None:
     assert without_flags(("a", "--sizes", "1", "2", "--x", "y"), ("--sizes",)) == ("a", "--x", "y")
+    # A short flag is no value of the flag before it; a negative number is.
+    assert without_flags(("a", "--port", "1", "-tp", "2"), ("--port",)) == ("a", "-tp", "2")
+    assert without_flags(("a", "--port", "-1", "-2", "--x"), ("--port",)) == ("a", "--x")
     assert flag_value(("a", "--tp_size=2", "--tp-size", "4"), "--tp-size") == "4"
 
 

@@ -69,3 +69,16 @@ def test_observations_survive_the_journal(tmp_path: Path) -> None:
         journal.add("trial", told.as_json())
         (event,) = journal.events("trial")
     assert Observation.from_json(event) == told
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, FACTS) as journal:
+        journal.add("trial", {"n": 1})
+        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+        journal._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own answer to a full disk
+        with pytest.raises(SpecmeterError, match="cannot be written") as caught:
+            journal.add("trial", {"n": "x" * 100_000})
+        assert caught.value.exit == Exit.ENVIRONMENT and "full" in caught.value.why
+    with Journal(path, FACTS) as journal:
+        assert [event["n"] for event in journal.events("trial")] == [1]

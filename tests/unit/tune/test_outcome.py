@@ -47,12 +47,24 @@ def test_engine_config_is_json_valued_yaml() -> None:
     }
 
 
+def test_engine_config_keeps_the_model_short_flags_and_names_of_digits() -> None:
+    command = ("vllm", "serve", "M", "-tp", "2", "--revision", "0012", "--seed", "-1", "--async", "-x", "3", "--port=7")
+    lines = engine_config(command).splitlines()
+    assert lines[:4] == ['model: "M"', "tensor-parallel-size: 2", 'revision: "0012"', "seed: -1"]
+    assert lines[4:] == ["async: true", "# not in this file, give it on the command line: -x 3", "port: 7"]
+    module = ("python", "-u", "-m", "sglang.launch_server", "--model-path", "M")
+    assert engine_config(module) == 'model-path: "M"\n'
+
+
 def test_steps_by_batch_size_in_each_engines_own_form() -> None:
     best = {1: Setting.of(4), 8: Setting.of(2), 32: Setting.of(0)}
     name, text = steps_table("sglang", best, NEW) or ("", "")
     assert name == "speculative-adaptive.json" and json.loads(text)["8"] == {"candidate_steps": [2]}
     _, text = steps_table("vllm", best, NEW) or ("", "")
-    assert json.loads(text) == {"num_speculative_tokens_per_batch_size": [[1, 7, 4], [8, 31, 2], [32, 65536, 0]]}
+    rows = [[1, 7, 4], [8, 31, 2], [32, 65536, 0]]
+    # vLLM caps every row at num_speculative_tokens, so that has to be the most of them.
+    assert json.loads(text) == {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": rows}
+    assert steps_table("vllm", {1: Setting.of(0), 8: Setting.of(0)}, NEW) is None
     assert steps_table("vllm", best, OLD) is None and steps_table("sglang", best, OLD) is None
     assert steps_table("sglang", {1: Setting.of(2)}, NEW) is None
     assert steps_table("sglang", {1: Setting.of(2), 4: Setting.of(2, 4, 8)}, NEW) is None

@@ -235,3 +235,31 @@ def test_both_sides_of_the_proof_are_known_however_far_apart_they_lie(
     assert plain is not None and speculative is not None and best is not None
     assert bool(best.setting.steps) == (baseline < 50) and speculative.setting.steps in (2, 4)
     assert not any(o.stopped for o in search.observations if not o.candidate.setting.steps)
+
+
+def test_one_setting_that_breaks_the_common_start_does_not_damn_the_others(tmp_path: Path) -> None:
+    def speed(candidate: Candidate) -> float | None:
+        return None if candidate.setting.steps == 6 else _speed(candidate)
+
+    runner = KnownRunner(speed, together=True)
+    best = _search(tmp_path, runner).best()
+    assert best == Candidate(Setting.of(2)) and len(runner.starts[0]) == 7
+    assert all(len(group) == 1 for group in runner.starts[1:])
+    # Gone on with, it does not try them in one start again.
+    again = KnownRunner(speed, together=True)
+    assert _search(tmp_path, again).best() == best and all(len(group) == 1 for group in again.starts)
+
+
+def test_a_forbidden_setting_does_not_run_beside_an_allowed_one(tmp_path: Path) -> None:
+    rule = {"steps": "2", "NCCL_ALGO": "Ring"}
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Ring")),), (rule,))
+    runner = KnownRunner(_speed, together=True)
+    _search(tmp_path, runner, space, Budget(trials=30))
+    ran = [c for group in runner.starts for c in group]
+    assert any(c.env for c in ran) and all(space.allows(c) for c in ran)
+
+
+def test_minutes_are_for_all_levels_together() -> None:
+    budget = Budget(minutes=10.0, trials=4)
+    assert budget.left(0.0, 2) == Budget(minutes=5.0, trials=4) and budget.left(480.0, 1).minutes == 2.0
+    assert (budget.left(3600.0, 1).minutes or 0) > 0 and Budget(trials=3).left(99.0, 1) == Budget(trials=3)

@@ -84,6 +84,18 @@ def test_the_users_file_narrows_and_widens(tmp_path: Path) -> None:
     assert not any(label.startswith("k=4") and "triton" in label for label in labels)
 
 
+def test_rules_hold_for_switches_and_for_knobs_left_alone(tmp_path: Path) -> None:
+    space = _space(
+        tmp_path,
+        "[space]\nsteps = [1, 2]\n"
+        'forbid = [{ steps = 2, "--disable-custom-all-reduce" = true }, { steps = 1, A_B = "default" }]\n'
+        '[space.flags]\n"--disable-custom-all-reduce" = ["default", true]\n[space.env]\nA_B = ["default", "1"]\n',
+    )
+    labels = {c.label for c in space.candidates()}
+    assert "k=1, --disable-custom-all-reduce, A_B=1" in labels and "k=2" in labels
+    assert not any(label.startswith("k=2, --dis") for label in labels) and "k=1" not in labels
+
+
 def test_a_candidates_command_has_its_flags_and_variables(tmp_path: Path) -> None:
     space = _space(
         tmp_path,
@@ -106,6 +118,7 @@ def test_a_candidates_command_has_its_flags_and_variables(tmp_path: Path) -> Non
         ("[space]\nsteps = [1]\nforbid = [{ topk = 1 }]", "no feasible point"),
         ('[space.flags]\n"--attention-backnd" = ["fa3"]', "no flag --attention-backnd"),
         ('[space.flags]\n"--attention-backend" = ["fa9"]', "no value fa9"),
+        ("[space]\nforbid = [{ tpk = 4 }]", "`forbid` names tpk"),
         ('[space.env]\nNCCL_ALGO = ["NVLS"]', "turn NVLS on"),
         ('[space.env]\nNCCL_NVLS_ENABLE = ["1"]', "turn NVLS on"),
         ('[space.env]\n"--x" = ["1"]', "not usable"),

@@ -1,0 +1,56 @@
+"""What a tune ends with: the proof's word over the search's, and which journal goes on with which work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specmeter.bench.prompts import load_prompts
+from specmeter.bench.schedule import Sending
+from specmeter.engines import ServerSpec, Setting
+from specmeter.tune.flags import EngineFlags
+from specmeter.tune.search import Budget
+from specmeter.tune.space import Candidate, Space, settings_of
+from specmeter.tune.tuning import BASELINE, START, TUNED, TunePlan, _proven, _verdict
+
+OFF, BEST, OWN = (Candidate(Setting.of(k)) for k in (0, 2, 4))
+ARMS = {BASELINE: OFF, TUNED: BEST, START: OWN}
+
+
+def _found(tuned: tuple[str, float], own: tuple[str, float] = ("faster", 1.2), against: str = "faster") -> Any:
+    pairs = [
+        {"arm": arm, "verdict": word, "ratio": {"point": at}} for arm, (word, at) in ((TUNED, tuned), (START, own))
+    ]
+    return {"proof": {"pairs": pairs}, "against_start": {"verdict": against}}
+
+
+@pytest.mark.parametrize(
+    ("winner", "found", "runs", "said"),
+    [
+        (BEST, _found(("faster", 1.3)), BEST, "k=2 is best: +30.0 %"),
+        (OFF, _found(("faster", 1.3)), BEST, "k=2 is best"),
+        (BEST, _found(("slower", 0.9)), OFF, "should be off"),
+        (BEST, _found(("inconclusive", 1.02)), BEST, "but inconclusive"),
+        (BEST, _found(("inconclusive", 0.99)), OFF, "should be off"),
+        (OFF, _found(("inconclusive", 1.02)), OFF, "should be off"),
+        (BEST, _found(("faster", 1.1), ("faster", 1.3), "slower"), OWN, "Keep k=4"),
+        (BEST, _found(("slower", 0.8), ("slower", 0.9), "slower"), OFF, "should be off"),
+    ],
+)
+def test_what_is_written_is_what_the_proof_says(winner: Candidate, found: Any, runs: Candidate, said: str) -> None:
+    chosen = _proven(winner, ARMS, found)
+    assert chosen == runs
+    assert said in _verdict(winner, BEST, found["proof"], OWN if chosen == OWN else None)["sentence"]
+
+
+def test_trials_of_another_environment_or_other_answers_are_other_work() -> None:
+    spec = ServerSpec("embedded", ("specmeter", "serve"), {"A": "1"})
+    space, prompts = Space(settings_of([0, 1], [1], [])), load_prompts(None).prompts[:2]
+    plan = TunePlan(spec, space, EngineFlags({}, "t"), prompts, Sending(8), Budget())
+    others = [
+        replace(plan, spec=replace(spec, env={"A": "2"})),
+        replace(plan, sending=replace(plan.sending, ignore_eos=False)),
+    ]
+    assert all(other.facts() != plan.facts() for other in others)
