@@ -12,7 +12,7 @@ from tests.support.fault_events import Event, Scene, drawn, happen
 from tests.support.fault_scenes import mini_scene
 from tests.support.loopback_ssh import USABLE, WHY_NOT
 
-pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.skipif(not USABLE, reason=WHY_NOT), pytest.mark.timeout(400)]
 # A profile that is killed outright waits for its watchdog's 30 s: the long campaign has those.
 EVENTS = (
     ("kill controller", "apply"),

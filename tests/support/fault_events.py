@@ -17,8 +17,8 @@ from tests.support.loopback_ssh import Loopback
 from tests.support.tcp_proxy import TcpProxy
 
 WATCHDOG_S = 30.0  # what docs/profile.md states
-ENDS_S = 40.0
-TIDY_S = 20.0
+ENDS_S = 80.0
+TIDY_S = 60.0
 
 KINDS = ("kill controller", "kill ssh client", "kill sshd session", "drop connection", "SIGTERM", "SIGINT", "disk full")
 OVER_SSH = ("kill ssh client", "kill sshd session", "drop connection")
