@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.costmodel_data import Floats, Sample
+from specmeter.analysis.costmodel_device import DeviceStep
 from specmeter.analysis.moe import Experts, verify_work
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import phase_of
@@ -22,6 +23,8 @@ from specmeter.trace.plan import phase_of
 # What a verify forward at a width that was not measured may differ from the line between measured ones. A choice, not
 # a law: benchmarks/costmodel.py compares predictions with measurements.
 VERIFY_SLACK = 0.03
+# The name under which a predicted cycle holds what its draft steps take more on the device than those measured.
+ON_DEVICE = "draft steps on the device"
 # The name under which a predicted cycle holds what a what-if takes off it as a whole.
 SAVED = "saved"
 # A slope in the tokens gained is used only if it stands this many standard errors off zero.
@@ -125,11 +128,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Models of all points, the target's experts (None: dense), and the batch that is meant where none is given."""
+    """Models of all points, the target's experts (None: dense), and the batch that is meant where none is given.
+
+    ``device`` is a draft step on the device, where that is what a cycle waits for.
+    """
 
     models: tuple[PointModel, ...]
     batch: float
     experts: Experts | None
+    device: DeviceStep | None = None
 
     def cycle(self, steps: int, tokens: float, batch: float | None = None, width: float | None = None) -> Cost:
         """The cycle of ``steps`` draft steps that gains ``tokens`` a sequence; ``width`` None: a chain's, steps + 1."""
@@ -139,6 +146,8 @@ class CostModel:
         phases: dict[str, float] = {}
         for model in self.models:
             phases[model.phase] = phases.get(model.phase, 0.0) + points[model.name]
+        if self.device is not None and round(batch) == self.device.batch:
+            points[ON_DEVICE], phases = self.device.more_ms(steps), self.device.into(phases, steps)
         return Cost(points, phases)
 
     def slack_ms(self, steps: int, batch: float | None = None, apart: float = 0.0) -> float:
@@ -155,7 +164,7 @@ class CostModel:
                 slack += apart * model.once.ms[0] * model.once.of_first(work)
             if model.step is not None and steps > 1:
                 slack += model.step.slack(batch, 0.0) * (steps - 1)
-        return slack
+        return slack + (self.device.slack_ms(steps) if self.device is not None else 0.0)
 
     def scaled(self, factors: Mapping[str, float]) -> CostModel:
         """The same with points, or whole phases, times a factor (0: gone). Names match a point or a phase."""
@@ -165,7 +174,8 @@ class CostModel:
             step = replace(m.step, ms=tuple(f * ms for ms in m.step.ms)) if m.step else None
             once = replace(m.once, ms=tuple(f * ms for ms in m.once.ms))
             models.append(replace(m, once=once, per_token=f * m.per_token, step=step))
-        return replace(self, models=tuple(models))
+        device = self.device and replace(self.device, factor=factors.get("draft", 1.0))
+        return replace(self, models=tuple(models), device=device)
 
     def verify_parts(self, steps: int, batch: float | None = None) -> dict[str, float]:
         """The verify phase split by what it grows with, ms.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class _Draw:
     def __init__(self, evidence: Evidence, weights: Mapping[str, float] | None) -> None:
         self._evidence = evidence
         self._weights = weights
-        self._model = fit(evidence.samples, evidence.experts, weights)
+        self._model = replace(fit(evidence.samples, evidence.experts, weights), device=evidence.device_step)
         self._ratios: dict[int, float] = {}
 
     def points(self, steps: Sequence[int], change: Assumed, slack: bool = False) -> tuple[dict[int, _Point], float]:

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from specmeter.analysis.costmodel_collectives import by_issuer
 from specmeter.analysis.stalls import stalled
 from specmeter.errors import SpecmeterError
+from specmeter.trace.deep import window_begins
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
 
 Floats = NDArray[np.float64]
 REST = "unattributed"
 PLAIN = "baseline"
+UNDER_PROFILER = "under a profiler, or after it"
 # Fewer cycles of a setting say nothing about its cost.
 MIN_CYCLES = 10
 _EARLY_SHARE = 0.05
@@ -97,7 +99,7 @@ def samples_of(runs: Sequence[Run], plain: Run | None = None) -> tuple[Sample, .
 
 
 def _tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
-    cycles = run.cycles
+    cycles = run.cycles and _unslowed(run, run.cycles)
     spans = run.spans if cycles else {}
     children = run.children
     if cycles and spans and len(cycles["t0_ns"]) and len(spans["cycle"]):
@@ -105,6 +107,22 @@ def _tables(run: Run) -> Iterator[tuple[Columns, Columns]]:
         children = {name: child for name, child in children.items() if name == "baseline"}
     for child in children.values():
         yield from _tables(child)
+
+
+def _unslowed(run: Run, cycles: Columns) -> Columns:
+    """The cycles, those that ran under a deep window's profiler or after it, where it stays in part, marked as dropped.
+
+    A setting keeps them where fewer than MIN_CYCLES that count came before.
+    """
+    late = np.zeros(len(cycles["t0_ns"]), bool)
+    for host, rank, begin_ns in window_begins(run.path):
+        late |= (cycles["host"] == host) & (cycles["rank"] == rank) & (cycles["t0_ns"] >= begin_ns)
+    timed = cycles["dropped"] == ""
+    for setting in np.unique(cycles["setting"][late]):
+        of = cycles["setting"] == setting
+        if int(np.count_nonzero(of & timed & ~late)) < MIN_CYCLES:
+            late &= ~of
+    return {**cycles, "dropped": np.where(late & timed, UNDER_PROFILER, cycles["dropped"])} if late.any() else cycles
 
 
 def _plain_tables(run: Run) -> Iterator[tuple[Columns, Columns]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from specmeter.analysis.collective_words import Communication
 from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.costmodel_device import DeviceStep
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.stats import Interval
 
@@ -35,7 +36,8 @@ class Evidence:
     """What the model stands on: samples, experts (None: dense), the baseline step (ms) where no sample of it is there,
     acceptance by position where the cycles hold none, and the steps that run at present. ``communication``
     is what a deep window at these steps saw of collectives. ``plain_from`` names the run that the plain cycles come
-    from where that is another one, and ``apart`` is how far (0.06: 6 %) its start may then be off."""
+    from where that is another one, and ``apart`` is how far (0.06: 6 %) its start may then be off.
+    ``device_step`` is a draft step as a deep window saw it."""
 
     samples: tuple[Sample, ...]
     now: int
@@ -45,6 +47,7 @@ class Evidence:
     communication: Communication | None = None
     plain_from: str = ""
     apart: float = 0.0
+    device_step: DeviceStep | None = None
 
     @property
     def chains(self) -> list[Sample]:

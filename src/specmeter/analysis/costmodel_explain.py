@@ -14,11 +14,12 @@ from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
+from specmeter.analysis.costmodel_device import device_step
 from specmeter.analysis.costmodel_evidence import Evidence
+from specmeter.analysis.costmodel_notes import assumptions
 from specmeter.analysis.diff import START_EFFECT
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.saved import analysed
-from specmeter.analysis.stalls import RULE
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
 from specmeter.analysis.whatif_actions import Action, Commands, actions, counted_steps
@@ -27,14 +28,6 @@ from specmeter.trace.rundir import Run
 
 SCHEMA = "specmeter/explain/1"
 KINDS = ("profile", "sweep", "compare")
-ASSUMPTIONS = (
-    "a cycle is the sum of its phases, each modelled by itself (no line through whole cycles)",
-    "a draft step costs the same at every place in the chain",
-    "the verify forward is straight between measured widths, and beyond the widest goes on along the last segment",
-    "a draft's chance to be kept depends on its position, not on how long the chain is",
-    "prompts, context lengths, batch and machine are those of the run",
-)
-
 MEANS = (
     "Accept lengths count a request's first and last cycle too, and cycle times are those at that length; a profile "
     "leaves these cycles out of both."
@@ -70,7 +63,7 @@ def evidence_of(
     present = _present(draft, runs, now)
     return Evidence(
         samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present),
-        str(plain.path) if plain else "", START_EFFECT if plain else 0.0,
+        str(plain.path) if plain else "", START_EFFECT if plain else 0.0, device_step(runs, samples),
     )  # fmt: skip
 
 
@@ -157,7 +150,7 @@ def explain(
         "verify": _verify(evidence, [row.steps for row in rows], shape, context),
         "what_if": [_answer(answer) for answer in answers],
         "actions": [_action(action) for action in actions(evidence, rows, commands)],
-        "assumptions": [*ASSUMPTIONS, *_notes(evidence)],
+        "assumptions": list(assumptions(evidence)),
         "interval": rows[0].cycle_ms.method,
         "verify_slack": VERIFY_SLACK,
     }
@@ -203,32 +196,6 @@ def _baseline(evidence: Evidence) -> float | None:
     if plain is not None:
         return float(plain.cycle_ms.sum()) / plain.cycles
     return evidence.baseline_ms.point if evidence.baseline_ms else None
-
-
-def _notes(evidence: Evidence) -> list[str]:
-    notes = []
-    if len({s.steps for s in evidence.chains}) == 1:
-        known = any(s.steps == 0 for s in evidence.samples)
-        notes.append(
-            "one step count was profiled: the verify forward's slope comes "
-            + ("from the baseline's width of 1" if known else "from nowhere, so that verify is taken as flat")
-        )
-    if evidence.plain_from:
-        notes.append(
-            f"plain decoding (verify at width 1, the baseline step) comes from {evidence.plain_from}, another start of "
-            f"the same server build: {100 * evidence.apart:.0f} % of it is in the errors"
-        )
-    if any(s.topk > 1 for s in evidence.samples):
-        notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")
-    stalled = sum(s.stalled for s in evidence.samples)
-    if stalled:
-        notes.append(f"{stalled} cycles {RULE} are left out: stalls of the machine")
-    if not any(s.accepts for s in evidence.chains):
-        notes.append("acceptance by position comes from the saved analysis, without an interval of its own")
-    if evidence.experts is not None:
-        notes.append("tokens choose experts independently and alike, which counts more of them than real routing does")
-    notes.append("another start of the same server may differ by up to 6 % for no reason of the setting's")
-    return notes
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

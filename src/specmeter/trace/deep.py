@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -51,6 +52,17 @@ def load_deep(folder: Path, trace: Trace | None = None) -> list[DeepWindow]:
     windows = [(meta, _load(folder, meta, index, trace)) for meta in metas]
     windows.sort(key=lambda pair: (pair[0]["id"], pair[1].rank, pair[1].host, pair[1].pid))
     return [window for _meta, window in windows]
+
+
+def window_begins(folder: Path) -> list[tuple[str, int, int]]:
+    """Host, rank and the moment, host ns, from which on each window of a run slows its process; damaged ones are left
+    out."""
+    found = []
+    for path in sorted((folder / FOLDER).glob(f"*{_META}")):
+        with contextlib.suppress(SpecmeterError):
+            meta = _read_meta(path)
+            found.append((meta["host"], meta["rank"], meta.get("prepare_ns", [meta["begin_ns"]])[0]))
+    return found
 
 
 def save_deep(link_dir: Path, run_dir: Path) -> int:

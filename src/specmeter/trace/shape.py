@@ -113,7 +113,14 @@ _PROFILE = {
     "device": Maybe(
         {
             "idle_ms": INTERVAL, "idle_percent": NUMBER, "busy_ms": NUMBER, "cycles": NUMBER,
-            "windows": [{"!reason": TEXT, "!notes": [TEXT], "verdict": Maybe({"!word": TEXT, "!sentence": TEXT})}],
+            "windows": [
+                {
+                    "!reason": TEXT, "!notes": [TEXT], "verdict": Maybe({"!word": TEXT, "!sentence": TEXT}),
+                    "cycles": Maybe({"steps": NUMBER, "batch": NUMBER}), "bound": Maybe({"word": TEXT}),
+                    "draft_steps": [{"!step": NUMBER, "!ms": REAL}],
+                    "phases": [{"!phase": TEXT, "!graph_launches": REAL, "!busy_ms": REAL}],
+                }
+            ],
         }
     ),
     "verify_width": Maybe({"!sentence": TEXT, "!classes": [{"!class": TEXT}]}),
