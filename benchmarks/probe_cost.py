@@ -52,7 +52,7 @@ def _points(tree: ast.Module) -> list[dict[str, Any]]:
     names = ("line", "col", "end_line", "end_col")
     return [
         {"id": i + 1, "name": "leaf", "kind": "call", "role": "leaf"}
-        | {name: getattr(call, key) for name, key in zip(names, keys, strict=True)}
+        | {name: getattr(call, key) for name, key in zip(names, keys)}  # noqa: B905 (3.9)
         for i, call in enumerate(calls)
     ]
 

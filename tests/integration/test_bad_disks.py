@@ -80,7 +80,7 @@ def test_a_link_that_can_no_longer_be_written_is_armed_by_nobody(
     with running(
         "import sys, toymod\nfor line in sys.stdin: print(eval(line), flush=True)", environment(link, tmp_path)
     ) as child:
-        shown = "toymod.run(), 'Recorder' in repr(toymod.run.__code__.co_consts)"
+        shown = "toymod.run(), 'make_writers' in repr(toymod.run.__code__.co_consts)"
         assert ask(child, shown) == "(1, False)"
         if how == "ro":
             remount(folder, "ro")
@@ -103,7 +103,8 @@ def test_a_link_that_can_no_longer_be_written_is_armed_by_nobody(
 def test_a_full_disk_for_the_ring(toy: Toy, tmp_path: Path, mounted: Callable[[str], Path]) -> None:
     folder = mounted("size=1m")
     link = toy.link(folder / "links", armed=True, capacity=1 << 20)
-    code = "import toymod; print([toymod.run() for _ in range(3)], 'Recorder' in repr(toymod.run.__code__.co_consts))"
+    probed = "'make_writers' in repr(toymod.run.__code__.co_consts)"
+    code = f"import toymod; print([toymod.run() for _ in range(3)], {probed})"
     done = run_python(code, environment(link, tmp_path))
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 1, 1] False\n", "", 0)
     process = only_process(link)
@@ -118,7 +119,7 @@ def test_a_link_on_a_read_only_file_system_leaves_the_server_alone(
     link = toy.link(folder / "links", armed=True)
     remount(folder, "ro")
     before = contents(folder)
-    code = "import toymod; print(toymod.run(), 'Recorder' in repr(toymod.run.__code__.co_consts))"
+    code = "import toymod; print(toymod.run(), 'make_writers' in repr(toymod.run.__code__.co_consts))"
     done = run_python(code, environment(link, tmp_path))
     assert (done.stdout, done.stderr, done.returncode) == ("1 False\n", "", 0)
     assert contents(folder) == before and processes(link) == []

@@ -147,7 +147,7 @@ def test_detach_leaves_nothing(toy: Toy, tmp_path: Path) -> None:
         assert len(detach(link).done) == 1
         until(lambda: len(list(threads.iterdir())) == 1, "the control thread's end")
         assert ask(child, "'ImportHook' in [type(f).__name__ for f in sys.meta_path]") == "False"
-        assert "Recorder" not in ask(child, "toymod.step.__code__.co_consts")
+        assert "make_writers" not in ask(child, "toymod.step.__code__.co_consts")
         assert list(link.path.glob("*.fifo")) == []
         assert ask(child, "toymod.step()") == "2"
 
@@ -235,8 +235,8 @@ def test_slot_numbers_start_over_after_32_bits(toy: Toy, tmp_path: Path) -> None
     link = toy.link(tmp_path / "links", armed=True, capacity=1000)
     code = (
         "import toymod, sys\nrt = sys.modules['_specmeter_runtime.boot'].current()\ntoymod.step()\n"
-        "r = rt.recorder.ring\nr._lap(2**32 - 1023)\nfor _ in range(1021): r.take()\n"
-        "rt.recorder.set_writing(True)\n"
+        "take, ring = rt.recorder.take, rt.recorder.ring\nfor _ in range(1022): take()\n"
+        "ring.next_mark = 2**32 - 1023\nfor _ in range(1021): take()\n"
         "for _ in range(3): toymod.step()"
     )
     assert run_python(code, environment(link, tmp_path)).stderr == ""
@@ -260,7 +260,7 @@ def test_disk_full_disarms_and_the_server_goes_on(toy: Toy, tmp_path: Path) -> N
         "import resource, toymod\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "print(toymod.step(), toymod.step(), 'Recorder' in repr(toymod.cycle.__code__.co_consts))"
+        "print(toymod.step(), toymod.step(), 'make_writers' in repr(toymod.cycle.__code__.co_consts))"
     )
     done = run_python(code, environment(link, tmp_path))
     assert (done.stdout, done.stderr) == ("2 2 False\n", "")
@@ -269,14 +269,14 @@ def test_disk_full_disarms_and_the_server_goes_on(toy: Toy, tmp_path: Path) -> N
     assert "File too large" in process.report["faults"][0]
 
 
-@pytest.mark.parametrize("place", ["pack", "place", "ring", "lane", "cycle", "value"])
+@pytest.mark.parametrize("place", ["slow way", "place", "ring", "lane", "cycle", "value"])
 def test_a_fault_in_our_code_disarms_that_point_and_lets_the_call_through(place: str, tmp_path: Path) -> None:
     marks = [Mark("cycle", role="cycle", values={"v": "return"}), Mark("leaf", "verify.forward")]
     toy = make_toy(tmp_path, "toymod", SOURCE, marks)
     link = toy.link(tmp_path / "links", armed=True)
     breakage = {
-        "pack": "p.layout.RECORD = type('S', (), {'pack_into': boom})",
-        "place": "p.Recorder._place = boom",
+        "slow way": "p.Recorder._expected = boom",
+        "place": "p.Recorder._opened = boom",
         "ring": "sys.modules['_specmeter_runtime.process'].Ring = boom",
         "lane": "p.Recorder._new_lane = boom",
         "cycle": "rt.recorder.on_cycle = boom",
@@ -291,10 +291,10 @@ boom = p.boom
 import toymod
 rt = sys.modules['_specmeter_runtime.boot'].current()
 {breakage}
-print([toymod.step(n) for n in range(5)])
+print([toymod.step(n) for n in range(-9, -4)])
 """
     done = run_python(code, environment(link, tmp_path))
-    assert (done.stdout, done.stderr) == ("[1, 2, 3, 4, 5]\n", "")
+    assert (done.stdout, done.stderr) == ("[-8, -7, -6, -5, -4]\n", "")
     report = only_process(link).report
     if place == "ring":
         assert "injected" in report["faults"][0] and not report["armed"]

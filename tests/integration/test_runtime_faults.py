@@ -46,15 +46,15 @@ KNOB = {"name": "plus", "path": "self.plus", "shape": "int", "low": 0, "most": 3
 # Called by the interpreter or the server itself: these fail inside their ``try``, before it there is nothing to fail.
 OUTERMOST = {
     "forks.py:_tell", "hook.py:ImportHook.find_spec",
-    "hook.py:ImportHook._watch.exec_module", "probe.py:Recorder._make_writers.end",
-    "probe.py:Recorder._make_writers.recover", "probe.py:Recorder._make_writers.make_cycle_begin.begin",
+    "hook.py:ImportHook._watch.exec_module", "writers.py:make_writers.end",
+    "writers.py:make_writers.recover", "writers.py:make_writers.make_cycle_begin.begin",
     "probe.py:Recorder._timed.timed_end",
-    "probe.py:Recorder._with_values.end", "probe.py:Recorder._fault", "control.py:ControlLine._run",
+    "writers.py:make_writers.values_end.end", "probe.py:Recorder._fault", "control.py:ControlLine._run",
     "knobs.py:Knob.wrapped.turning_begin", "knobs.py:Knob.wrapped.finding_end", "knobs.py:Knob._fail",
 }  # fmt: skip
 # The judge of whose fault an exception is cannot be judged; the three fork handlers only call _tell; what _chain raises
 # is the next sitecustomize's own.
-LEFT_OUT = {"probe.py:ours", "forks.py:_before", "forks.py:_after", "forks.py:_child", "site/sitecustomize.py:_chain"}
+LEFT_OUT = {"writers.py:ours", "forks.py:_before", "forks.py:_after", "forks.py:_child", "site/sitecustomize.py:_chain"}
 # Everything that the runtime can be asked: lines of control, a thread, a fork, a reload, the lap's end, detaching.
 SERVER = """
 import glob, importlib, os, sys, threading, time
@@ -156,7 +156,7 @@ def test_a_fault_at_any_place_leaves_the_server_as_it_is(tmp_path: Path) -> None
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.parametrize("place", ["probe.py:Recorder._make_writers.end", "control.py:ControlLine._run"])
+@pytest.mark.parametrize("place", ["writers.py:make_writers.end", "control.py:ControlLine._run"])
 def test_the_injection_is_real(place: str, tmp_path: Path) -> None:
     site = broken_copy(place, tmp_path)
     assert "injected" in (site.parent / place.split(":")[0]).read_text()

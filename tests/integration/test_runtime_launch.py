@@ -80,7 +80,7 @@ def test_armed_launch_on_each_interpreter(version: str, tmp_path: Path) -> None:
 
 def test_dormant_launch_records_nothing_and_runs_the_original_code(toy: Toy, tmp_path: Path) -> None:
     link = toy.link(tmp_path / "links")
-    code = "import toymod; print(toymod.work(), 'Recorder' in repr(toymod.W.step.__code__.co_consts))"
+    code = "import toymod; print(toymod.work(), 'make_writers' in repr(toymod.W.step.__code__.co_consts))"
     done = run_python(code, environment(link, tmp_path))
     assert (done.stdout, done.stderr) == ("[5, 5, 5] False\n", "")
     process = only_process(link)
@@ -186,7 +186,7 @@ def test_an_existing_sitecustomize_that_fails_fails_as_without_us(toy: Toy, tmp_
 
 def test_bytecode_caches_stay_clean_in_both_directions(toy: Toy, tmp_path: Path) -> None:
     link = toy.link(tmp_path / "links", armed=True)
-    code = "import toymod; print(toymod.work(1), 'Recorder' in repr(toymod.W.step.__code__.co_consts))"
+    code = "import toymod; print(toymod.work(1), 'make_writers' in repr(toymod.W.step.__code__.co_consts))"
     assert run_python(code, environment(link, tmp_path)).stdout == "[5] True\n"
     cached = list((tmp_path / "__pycache__").glob("toymod*.pyc"))
     assert len(cached) == 1 and b"specmeter" not in cached[0].read_bytes()

@@ -65,7 +65,7 @@ SPAWNS = """
 import multiprocessing as m, sys
 def show():
     import toymod
-    print(sys.theirs, toymod.run(), 'Recorder' in repr(toymod.fails.__code__.co_consts), flush=True)
+    print(sys.theirs, toymod.run(), 'make_writers' in repr(toymod.fails.__code__.co_consts), flush=True)
 if __name__ == '__main__':
     show()
     child = m.get_context('spawn').Process(target=show)
@@ -152,7 +152,7 @@ frames = []
 t.leaf = lambda x: frames.append(inspect.stack(context=3)[1]) or x
 t.fails()
 shown += [(frames[0].lineno, frames[0].function, frames[0].code_context)]
-print('Recorder' in repr(probed), hashlib.sha256(repr(shown).encode()).hexdigest(), repr(shown))
+print('make_writers' in repr(probed), hashlib.sha256(repr(shown).encode()).hexdigest(), repr(shown))
 """
 
 
@@ -171,13 +171,13 @@ import inspect, sys, torch, toymod as t
 torch.set_num_threads(1)
 graphs = []
 def backend(module, inputs):
-    probed = any('Recorder' in repr(f.__code__.co_consts) for f in (t.root, t.helper))
+    probed = any('make_writers' in repr(f.__code__.co_consts) for f in (t.root, t.helper))
     graphs.append((probed, module.code, inspect.getsource(t.root)))
     return module.forward
 x = torch.ones(2)
 call = torch.compile(t.root, backend=backend, fullgraph=True)
 print([t.around(f, x).tolist() for f in (call, call, t.helper)], list(dict.fromkeys(graphs)))
-print('Recorder' in repr(t.around.__code__.co_consts))
+print('make_writers' in repr(t.around.__code__.co_consts))
 """
 TRACED = """
 def leaf(x): return x + 1

@@ -29,7 +29,7 @@ def probed():
     found = {id(f): f for space in owners for f in space.values()}
     while any(hasattr(f, "__wrapped__") for f in found.values()):
         found = {id(g): g for f in found.values() for g in [getattr(f, "__wrapped__", f)]}
-    return sum("Recorder" in repr(getattr(f, "__code__", None) and f.__code__.co_consts) for f in found.values())
+    return sum("make_writers" in repr(getattr(f, "__code__", None) and f.__code__.co_consts) for f in found.values())
 print("up", flush=True)
 for line in sys.stdin:
     print(eval(line), flush=True)

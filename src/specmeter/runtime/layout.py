@@ -19,8 +19,10 @@ HEADER = struct.Struct("<8sIIQQQ36s64sii32sqq")
 # t0_ns, t1_ns, cycle, point, kind, lane, value, seq
 RECORD = struct.Struct("<qqIHBBiI")
 RECORD_SIZE = RECORD.size
-# The same record for a host span, whose kind and value are 0: t0_ns, t1_ns, cycle, point, lane, seq
-SPAN = struct.Struct("<qqIHxB4xI")
+# The same as four words of 64 bits, the way the writer stores it: t0, t1, then cycle, point, kind and lane from the low
+# bits up, then value and seq.
+RECORD_WORDS = RECORD_SIZE // 8
+POINT_SHIFT, KIND_SHIFT, LANE_SHIFT, SEQ_SHIFT = 32, 48, 56, 32
 
 KIND_HOST_SPAN = 0
 KIND_MARK = 1

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Dict
 
-FORMAT = 2
+FORMAT = 3
 
 
 class CannotLoad(Exception):

@@ -6,14 +6,14 @@ import mmap
 import os
 import socket
 import time
-from _thread import RLock
-from typing import Any, Callable, Tuple
+from typing import Any, List, Tuple
 
 from . import layout
 
 DEFAULT_CAPACITY = 1 << 20
 
 MARKS = 1 << 32
+FIRST_WORD = layout.HEADER_SIZE // 8
 
 
 def start_ticks(pid: int) -> int:
@@ -37,18 +37,16 @@ def boot_id() -> str:
 class Ring:
     """A preallocated ring file (0600) of ``capacity`` records, rounded up to a power of two.
 
-    ``next_place()`` gives a free record's byte offset and its mark, without a lock, until the lap is over and it raises
-    StopIteration; ``take`` does the same and then begins the next lap.
-    ``buffer`` is the mapping, ``words`` the same as unsigned 64-bit words. Raises OSError when the file cannot be made
-    or the disk is full: every block is allocated here, so that no write can fault later.
+    ``buffer`` is the mapping, ``words`` the same as unsigned 64-bit words, ``next_mark`` the commit mark that the next
+    lap begins with. Places are the recorder's to give. Raises OSError when the file cannot be made or the disk is full:
+    every block is allocated here, so that no write can fault later.
     """
-
-    next_place: Callable[[], Tuple[int, int]]
 
     def __init__(self, path: str, capacity: int, plan_sha256: bytes, rank: int = -1, world: int = -1) -> None:
         self.path = path
         self.capacity = capacity = 1 << max(capacity - 1, 1).bit_length()
-        self._turning = RLock()
+        self.next_mark = 1
+        self._views: List[Any] = []
         size = layout.HEADER_SIZE + capacity * layout.RECORD_SIZE
         unready = f"{path}.new"  # what readers look for appears whole
         if os.path.exists(unready):
@@ -58,7 +56,6 @@ class Ring:
             os.posix_fallocate(handle, 0, size)
             self.buffer: Any = mmap.mmap(handle, size)
             self.words: Any = memoryview(self.buffer).cast("Q")
-            self._lap(1)
         except BaseException:
             os.unlink(unready)
             raise
@@ -83,29 +80,26 @@ class Ring:
         )
         os.rename(unready, path)
 
-    def take(self) -> Tuple[int, int]:
-        """A free record's byte offset and its mark, from the next lap if this one is over."""
-        while True:
-            next_place = self.next_place
-            try:
-                return next_place()
-            except StopIteration:
-                with self._turning:
-                    if self.next_place is next_place:  # unless another thread has already begun the next
-                        self._lap((self._first + self.capacity) % MARKS)
+    def lap(self) -> Tuple[int, int]:
+        """What the next lap is: the word that it ends before, and the mark that the one after begins with.
+
+        Marks have 32 bits: the place whose mark would be 0 is left out, and the lap after it begins with 1.
+        """
+        count = min(self.capacity, MARKS - self.next_mark)
+        stop = FIRST_WORD + count * layout.RECORD_WORDS
+        for place in range(stop, FIRST_WORD + self.capacity * layout.RECORD_WORDS, layout.RECORD_WORDS):
+            self.words[place + layout.RECORD_WORDS - 1] = 0
+        return stop, (self.next_mark + count) % MARKS or 1
+
+    def columns(self, stop: int) -> Tuple[Any, Any, Any, Any]:
+        """The words from the first, second, third and fourth on; in the first, places from ``stop`` on are outside."""
+        views = (self.words[:stop], self.words[1:], self.words[2:], self.words[3:])
+        self._views.extend(views)
+        return views
 
     def close(self) -> None:
-        """Unmap the file; nothing can be written any more."""
+        """Unmap the file; nothing can be written any more. Raises BufferError while something is being written."""
+        for view in self._views:
+            view.release()
         self.words.release()
         self.buffer.close()
-
-    def _lap(self, first: int) -> None:
-        self._first = first
-        size = layout.RECORD_SIZE
-        # The marks have 32 bits: the place whose mark would be 0 is left out, and the next lap begins with 1.
-        count = min(self.capacity, MARKS - first)
-        stop = layout.HEADER_SIZE + count * size
-        for place in range(stop, layout.HEADER_SIZE + self.capacity * size, size):
-            self.words[(place + size) // 8 - 1] = 0
-        # Both numbers come from one call into C, so no other thread can get in between.
-        self.next_place = zip(range(layout.HEADER_SIZE, stop, size), range(first, MARKS)).__next__  # noqa: B905 (3.9)

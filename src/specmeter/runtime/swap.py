@@ -7,10 +7,11 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-from . import compilers
+from . import compilers, layout
 
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
+WORD = "\0specmeter.word:"
 _DEPTH = 12
 _NO_CLOSURES = frozenset(["<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"])
 Pair = Tuple[Callable[[], int], Callable[..., Any]]
@@ -80,6 +81,8 @@ def bind(code: CodeType, pairs: Dict[int, Pair], filename: str) -> CodeType:
             const = pairs[int(const[len(BEGIN) :])][0]
         elif isinstance(const, str) and const.startswith(END):
             const = pairs[int(const[len(END) :])][1]
+        elif isinstance(const, str) and const.startswith(WORD):
+            const = int(const[len(WORD) :]) << layout.POINT_SHIFT
         consts.append(const)
     return code.replace(co_consts=tuple(consts), co_filename=filename)
 

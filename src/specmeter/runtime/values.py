@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Tuple
+from operator import attrgetter
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from . import layout
 
 MAX_ITEMS = 4096
 _PLAIN = (list, tuple, dict)
@@ -11,6 +14,51 @@ Step = Callable[[Any], Any]
 
 class NotAPlainValue(Exception):
     """What a path led to is no host integer or list of them (a device tensor, say): it is not read, only counted."""
+
+
+GET_ERRORS = (NotAPlainValue, AttributeError, LookupError, TypeError)
+
+
+class Getter(NamedTuple):
+    """One value of a point: its record's third word without cycle and lane, and where it is read.
+
+    ``handed``: the index of the name handed to the probe, -1 for the call's result; ``optional``: a call that gave None
+    gave no value; ``counts``: it is the engine's own number of its cycle.
+    """
+
+    word: int
+    handed: int
+    get: Step
+    optional: bool
+    counts: bool
+
+
+def getters_of(point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids: Dict[str, int]) -> List[Getter]:
+    """The getters of a plan's point, whose ``roots`` say what the rewritten code hands over. Raises ValueError."""
+    known = {root[0]: root for root in roots}
+    getters = []
+    for name, path in (point.get("values") or {}).items():
+        root, steps = compile_path(path)
+        _root, index, *attributes = known[root]
+        word = layout.KIND_VALUE << layout.KIND_SHIFT | value_ids[f"{point['name']}.{name}"] << layout.POINT_SHIFT
+        get = _chained([*(attrgetter(attribute) for attribute in attributes), *steps])
+        getters.append(Getter(word, index, get, not attributes, name == "iteration" and point.get("role") == "cycle"))
+    return getters
+
+
+def _chained(steps: List[Step]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+    if len(steps) == 2:
+        inner, outer = steps
+        return lambda root: outer(inner(root))
+
+    def get(root: Any) -> Any:
+        for step in steps:
+            root = step(root)
+        return root
+
+    return get
 
 
 def compile_path(path: str) -> Tuple[str, List[Step]]:
@@ -32,23 +80,13 @@ def compile_path(path: str) -> Tuple[str, List[Step]]:
             name = rest[1:end]
             if rest[0] != "." or not name.isidentifier():
                 raise ValueError(f"bad path {path!r}")
-            steps.append(_attribute(name))
+            steps.append(attrgetter(name))
             rest = rest[end:]
     for word in filters:
         if word not in ("len", "sum"):
             raise ValueError(f"unknown filter {word!r} in {path!r}")
         steps.append(_length if word == "len" else _total)
     return root, steps
-
-
-def follow(start: Any, attributes: Sequence[str], steps: Sequence[Step]) -> List[int]:
-    """The integers a path leads to. Raises NotAPlainValue, or what reading an attribute or item raises."""
-    value = start
-    for name in attributes:
-        value = getattr(value, name)
-    for step in steps:
-        value = step(value)
-    return integers(value)
 
 
 def integers(value: Any) -> List[int]:
@@ -87,10 +125,6 @@ def _index(text: str, path: str) -> Any:
         return int(text)
     except ValueError:
         raise ValueError(f"bad index [{text}] in {path!r}") from None
-
-
-def _attribute(name: str) -> Step:
-    return lambda value: getattr(value, name)
 
 
 def _item(index: Any) -> Step:

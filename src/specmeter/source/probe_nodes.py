@@ -12,6 +12,7 @@ from .refusals import Function
 
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
+WORD = "\0specmeter.word:"
 
 
 def begin(at: ast.AST, id: int) -> ast.expr:
@@ -20,8 +21,8 @@ def begin(at: ast.AST, id: int) -> ast.expr:
 
 
 def number(at: ast.AST, id: int) -> ast.expr:
-    """The point's number as a constant, at the position of ``at``."""
-    return ast.copy_location(ast.Constant(id), at)
+    """What stands for the point's number, at the position of ``at``."""
+    return ast.copy_location(ast.Constant(f"{WORD}{id}"), at)
 
 
 def end(at: ast.AST, id: int, arguments: List[ast.expr]) -> ast.expr:

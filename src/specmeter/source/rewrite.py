@@ -1,8 +1,9 @@
 """Puts probes into one module's syntax tree and compiles the functions that carry them.
 
 Runs under the server's own interpreter (standard library of CPython 3.9). A call ``f(a)`` of point 7 becomes
-``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a), 7)``: two string constants in function position, which the
-runtime replaces in ``co_consts`` by its functions. Line numbers stay, so tracebacks are those of the unprobed source.
+``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a), "\\0specmeter.word:7")``: string constants, which the runtime
+replaces in ``co_consts`` by its functions and the point's number, placed where a record has it. Line numbers stay, so
+tracebacks are those of the unprobed source.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .placer import Placer
 
-FORMAT = 2
+FORMAT = 3
 
 
 def rewrite_module(

@@ -22,6 +22,7 @@ from specmeter.hosts.far_rings import RATE, Shipper, pack, unpack
 from specmeter.hosts.frames import Frames, StreamDamaged
 from specmeter.hosts.mirror import Mirror, Shift
 from specmeter.runtime import layout
+from specmeter.runtime.probe import Recorder
 from specmeter.runtime.ring import Ring, start_ticks
 from specmeter.trace.ring import read_header, read_ring
 from tests.support.children import until
@@ -34,11 +35,17 @@ class Writer:
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.ring = Ring(str(path), capacity, b"\0" * 32)
+        self.recorder = Recorder(lambda: self.ring, lambda point, error: None)
         self.count = 0
+
+    def take(self) -> tuple[int, int]:
+        """A free record's offset and its mark."""
+        word, mark = self.recorder.take()
+        return 8 * word, mark >> layout.SEQ_SHIFT
 
     def write(self, kind: int = layout.KIND_HOST_SPAN, whole: bool = True) -> None:
         """One record with the moments 1000 n and 1000 n + 10; not ``whole``: begun only."""
-        at, mark = self.ring.take()
+        at, mark = self.take()
         number = self.count
         self.count += 1
         fields = (1000 * number, 1000 * number + 10, number, 1, kind, 0, 0)
@@ -208,7 +215,7 @@ def test_live_shipping_keeps_its_rate_and_the_end_brings_the_rest(tmp_path: Path
         writer = Writer(link.path / f"{me}.ring", 1 << 17)
         noise = os.urandom(120_000 * 8)  # does not pack, so that there is more than the rate allows
         for number in range(120_000):
-            at, mark = writer.ring.take()
+            at, mark = writer.take()
             t0 = int.from_bytes(noise[8 * number : 8 * number + 8], "little", signed=True)
             layout.RECORD.pack_into(writer.ring.buffer, at, t0, t0, number, 1, layout.KIND_MARK, 0, 0, mark)
         time.sleep(2.5)

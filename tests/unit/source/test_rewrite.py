@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from specmeter.runtime import layout
 from specmeter.runtime.swap import bind, find_functions
 from specmeter.source.rewrite import rewrite_module
 from tests.support.toy import Mark, plan_points
@@ -33,7 +34,7 @@ def probed(
 
     def pair(point: dict[str, Any]) -> Any:
         def end(begin: int, result: Any, id: int, *names: Any) -> Any:
-            assert (begin, id) == (11, point["id"])
+            assert (begin, id) == (11, point["id"] << layout.POINT_SHIFT)
             seen.append((point["name"], result, *names) if names else (point["name"], result))
             return result
 
@@ -278,7 +279,7 @@ def test_cycle_code_holds_the_cycle_point_alone() -> None:
     content = marshal.loads(rewrite_module(ast.parse(source), "s.py", "s", "", points)["blob"])
     entries = {entry["qualname"]: entry for entry in content["functions"]}
     consts = [const for const in entries["run"]["cycle_code"].co_consts if isinstance(const, str)]
-    assert sorted(consts) == ["\0specmeter.begin:1", "\0specmeter.end:1"]
+    assert sorted(consts) == ["\0specmeter.begin:1", "\0specmeter.end:1", "\0specmeter.word:1"]
     assert entries["h"]["cycle_code"] is None
 
 
