@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 import specmeter.eagle
+from specmeter.eagle import huge_pages
 from specmeter.eagle.engine import Engine, SpecSettings
 from specmeter.eagle.model_store import ensure_model
 from tests.support.greedy_shares import THREADS, answer_all, decode, greedy_after
@@ -61,8 +62,13 @@ def test_greedy_equals_plain_decoding_in_float32(prompts: list[list[int]]) -> No
     assert chain > 2.0 and tree > chain
 
 
-def test_a_wrong_token_is_noticed_by_one_forward(prompts: list[list[int]]) -> None:
-    engine = Engine.load(ensure_model(), HEAD, dtype="float32", threads=THREADS)
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """In float32, with its weights in small pages until the test of huge ones, the last to use it."""
+    return Engine.load(ensure_model(), HEAD, dtype="float32", threads=THREADS, huge_pages=False)
+
+
+def test_a_wrong_token_is_noticed_by_one_forward(engine: Engine, prompts: list[list[int]]) -> None:
     plain = decode(engine, prompts[0], None, 24).tokens
     assert greedy_after(engine, prompts[0], plain) == plain
     for place in (0, 11, 23):
@@ -70,6 +76,18 @@ def test_a_wrong_token_is_noticed_by_one_forward(prompts: list[list[int]]) -> No
         found = greedy_after(engine, prompts[0], wrong)
         assert found[: place + 1] == plain[: place + 1], "what comes before and at the wrong token is as it was"
         assert found[place] != wrong[place]
+
+
+@pytest.mark.skipif(bool(huge_pages.refusal()), reason=f"no huge pages here: {huge_pages.refusal()}")
+def test_tokens_are_the_same_from_huge_pages(engine: Engine, prompts: list[list[int]]) -> None:
+    assert str(engine.huge_pages) == "no huge pages: turned off"
+    before = [decode(engine, prompts[1], settings, 16).tokens for settings in (None, *SETTINGS.values())]
+    found = huge_pages.collapse({})
+    if not found.size:
+        pytest.skip(str(found))
+    # The weights of 135 M parameters in float32 are 540 MB, and the blocks that hold them are three quarters full.
+    assert found.size > 300 << 20 and found.growth <= found.size // 4
+    assert [decode(engine, prompts[1], settings, 16).tokens for settings in (None, *SETTINGS.values())] == before
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

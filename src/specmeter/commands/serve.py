@@ -53,6 +53,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         choices=("cpu", "cuda", "auto"),
         help="where the model runs; auto: on the GPU if there is one (default: cpu)",
     )
+    parser.add_argument(
+        "--huge-pages",
+        default="auto",
+        choices=("auto", "off"),
+        help="weights in huge pages, which read faster; auto: where the kernel does so (default: auto)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     parser.add_argument(
         "--max-context", type=int, default=4096, metavar="N", help="tokens of prompt and answer together"
@@ -87,13 +93,15 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         draft_int8=args.draft_dtype == "int8",
         device=args.device,
+        huge_pages=args.huge_pages == "auto",
         threads=args.threads,
         max_context=args.max_context,
         max_queue=args.max_queue,
     )
 
-    def announce(url: str) -> None:
+    def announce(url: str, memory: str) -> None:
         said = f"{steps} draft steps" if steps else "no speculation"
+        said += f"; {memory}" if memory else ""
         print(f"specmeter serve: ready at {url} after {time.monotonic() - started:.1f} s ({said})", flush=True)
 
     return int(serve(options, announce))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 
+from specmeter.eagle import huge_pages as _huge_pages
 from specmeter.eagle import worker as _worker
 from specmeter.eagle.config import DraftConfig
 from specmeter.eagle.cuda_engine import choose_device, device_layout, device_worker
 from specmeter.eagle.draft import Draft
+from specmeter.eagle.huge_pages import OFF, HugePages
 from specmeter.eagle.layouts import choose_layout
 from specmeter.eagle.sampling import Sampler
 from specmeter.eagle.settings import MAX_DRAFT_TOKENS, MAX_STEPS, Sampling, SpecSettings
@@ -27,11 +29,12 @@ __all__ = ["Cycle", "Engine", "Sampling", "SpecSettings"]
 class Engine:
     """A target, perhaps a draft head, and the caches of one sequence. Made by ``Engine.load``."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, huge_pages: HugePages = OFF) -> None:
         self.worker = worker
         self.target = worker.target
         self.draft = worker.head
         self.layout = worker.target.layout.name
+        self.huge_pages = huge_pages
         self.max_context = worker.max_context
         self._busy = threading.Lock()
 
@@ -46,6 +49,7 @@ class Engine:
         max_context: int = 4096,
         draft_int8: bool = False,
         device: str = "cpu",
+        huge_pages: bool = True,
     ) -> Engine:
         """Loads Hugging Face style directories.
 
@@ -53,13 +57,15 @@ class Engine:
         here, by a short timing); ``layout`` tells what was chosen. ``threads`` is the
         number of compute threads, all cores if None. ``max_context`` bounds prompt and new tokens together, and is
         lowered to what the model was trained for. ``draft_int8`` keeps the draft's output layer in 8 bits. ``device``
-        is "cpu", "cuda", or "auto": CUDA where there is any. Raises SpecmeterError if a directory cannot be used, the
-        head does not fit the target, or there is no such device.
+        is "cpu", "cuda", or "auto": CUDA where there is any. ``huge_pages`` puts the weights into huge pages on the
+        CPU where the kernel does so; ``Engine.huge_pages`` tells what came of it. Raises SpecmeterError if a directory
+        cannot be used, the head does not fit the target, or there is no such device.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         place = choose_device(device)
         layout = choose_layout(dtype) if place.type == "cpu" else device_layout(dtype, place, draft_int8)
+        before = _huge_pages.filled_blocks() if huge_pages and place.type == "cpu" else {}
         config = None if draft_dir is None else DraftConfig.from_dir(draft_dir)
         positions = max_context + MAX_DRAFT_TOKENS + MAX_STEPS
         target = Target.from_dir(
@@ -71,7 +77,7 @@ class Engine:
         _return_freed_memory()
         tokens = min(max_context, target.config.max_position_embeddings)
         if place.type == "cpu":
-            return cls(Worker(target, draft, tokens))
+            return cls(Worker(target, draft, tokens), _huge_pages.collapse(before) if huge_pages else OFF)
         return cls(device_worker(target, draft, tokens))
 
     def generate(

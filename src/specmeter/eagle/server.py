@@ -38,22 +38,24 @@ class ServeOptions:
     dtype: str = "auto"
     draft_int8: bool = False
     device: str = "cpu"
+    huge_pages: bool = True
     threads: int | None = None
     max_context: int = 4096
     max_queue: int = 64
 
 
-def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> Exit:
+def serve(options: ServeOptions, on_ready: Callable[[str, str], None]) -> Exit:
     """Load the engine, serve until SIGINT or SIGTERM, and return the exit code.
 
-    ``on_ready`` is called with the base URL once requests are taken. Must run on the main thread, which becomes the
-    engine's. Raises SpecmeterError if the port is taken, a directory cannot be used, or the head does not fit.
+    ``on_ready`` is called with the base URL and where the weights lie once requests are taken. Must run on
+    the main thread, which becomes the engine's. Raises SpecmeterError if the port is taken, a directory cannot be
+    used, or the head does not fit.
     """
     # The port first: nobody should wait for a model to load and then hear that it was in vain.
     listener = bind(options.host, options.port)
     try:
         service = load_service(options)
-        front = FrontThread(service, listener, on_ready)
+        front = FrontThread(service, listener, lambda url: on_ready(url, service.memory))
         stopped_by: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -120,6 +122,7 @@ def load_service(options: ServeOptions) -> Service:
         dtype=options.dtype,
         draft_int8=options.draft_int8,
         device=options.device,
+        huge_pages=options.huge_pages,
         threads=options.threads,
         max_context=min(options.max_context, trained),
     )
@@ -130,7 +133,8 @@ def load_service(options: ServeOptions) -> Service:
         spec=options.spec,
         has_draft=engine.draft is not None,
     )
-    return Service(Dispatcher(engine, options.max_queue), tokenizer, limits, int(time.time()))
+    memory = str(engine.huge_pages) if options.huge_pages and engine.target.layout.device.type == "cpu" else ""
+    return Service(Dispatcher(engine, options.max_queue), tokenizer, limits, int(time.time()), memory)
 
 
 class FrontThread:

@@ -27,12 +27,13 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 @dataclass(frozen=True)
 class Service:
-    """What the routes work with."""
+    """What the routes work with. ``memory`` tells where the weights lie, for the line at the start."""
 
     dispatcher: Dispatcher
     tokenizer: Tokenizer
     limits: Limits
     created: int
+    memory: str = ""
 
 
 def make_app(service: Service) -> Starlette:
