@@ -49,7 +49,7 @@ def text_of(document: dict[str, Any]) -> str:
 def attach_under(prefix: Sequence[str], pid: int, *options: str) -> tuple[int, str]:
     """As ``attach``, by a command of its own that ``prefix`` starts."""
     command = [*prefix, sys.executable, "-m", "specmeter", "attach", str(pid), *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": SRC})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": SRC})
     assert done.stdout, done.stderr
     return done.returncode, text_of(json.loads(done.stdout))
 

@@ -47,7 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def specmeter_says(*words: str, code: int) -> str:
     """What a command that must fail prints: an error with a next step, and neither a traceback nor output."""
-    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and "fault of ours" not in done.stderr and done.stdout == ""
     assert "\n  next: " in done.stderr, done.stderr
@@ -140,7 +140,7 @@ def test_a_python_that_is_too_old(version: str, said: str, place: Path) -> None:
 def test_a_plan_for_another_python_leaves_the_server_alone_and_is_said(place: Path) -> None:
     code = "from toyeng.worker import Worker; print(Worker().step())"
     words = ["run", "--recipe", "toy.toml", "--python", python_of("3.13"), "--armed", "--", sys.executable, "-c", code]
-    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "the code was made by another Python" in done.stderr
     assert list((place / "run" / "specmeter").iterdir()) == []

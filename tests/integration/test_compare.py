@@ -11,13 +11,13 @@ import pytest
 
 from specmeter.trace.rundir import load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
 BASE = [sys.executable, "-m", "specmeter"]
 SMALL = ["--requests", "2", "--blocks", "2", "--max-tokens", "16", "--threads", "1"]
 
 
 def _run(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=220, check=False)
+    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-3000:])
     return done
 

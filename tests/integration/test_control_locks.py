@@ -162,7 +162,7 @@ def on(who: dict[str, str], *words: str) -> tuple[int, dict[str, Any]]:
     """The command by ``--on``, through an exec prefix that gives the far side another SSH client's address."""
     prefix = " ".join(["env", *(f"{name}='{value}'" for name, value in who.items())])
     command = [sys.executable, "-m", "specmeter", "--on", prefix, "--far-python", sys.executable, *words, "--json"]
-    done = subprocess.run(command, env={**environment(None, SRC)}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**environment(None, SRC)}, capture_output=True, text=True, timeout=120)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -32,12 +32,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_profile_on_a_full_disk_is_printed_and_says_what_was_not_saved(small_disk: Path, form: list[str]) -> None:
     run = small_disk / "run"
     words = [*BASE, "profile", *WORDS, "--steps", "2", "--baseline", "none", "--out", str(run), *form]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 5, done.stderr[-2000:]
     assert "could not be saved whole" in done.stderr and str(run) in done.stderr
     assert os.strerror(errno.ENOSPC) in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr

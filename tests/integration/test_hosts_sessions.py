@@ -94,7 +94,7 @@ def mini_at(far: Far, on: str) -> Iterator[str]:
         yield address
     finally:
         child.send_signal(signal.SIGINT)
-        child.communicate(timeout=60)
+        child.communicate(timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_lost_connection_says_what_it_leaves_and_takes_the_probes_out(far: Far
         assert "controller" in str(far.links()[0]) and far.links()[0]["controller"] is not None
         clients = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         os.kill(int(clients[0]), signal.SIGKILL)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=120)
     finally:
         child.kill()
     assert child.returncode == 4, err
@@ -284,7 +284,7 @@ def test_check_answers_there_as_here(far: Far, tmp_path: Path) -> None:
     words = ("check", "--target", target, "--draft", head)
     there = far.run(*words, "--engine", "sglang==0.5.16")
     command = [sys.executable, "-m", "specmeter", *map(str, words), "--engine", "sglang==0.5.16"]
-    here = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    here = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     # There the headline is not broken into lines.
     assert there.returncode == here.returncode == 0 and there.stdout.split() == here.stdout.split()
     assert "feeds" in here.stdout

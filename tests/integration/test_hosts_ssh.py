@@ -118,7 +118,7 @@ def engine(tmp_path: Path) -> Path:
 
 def specmeter(*words: object, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specmeter", "--far-python", python, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
 
 
 def answer(*words: object, python: str = sys.executable) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from specmeter.trace.rundir import RunWriter
 from tests.support.children import ask, environment, running, until
 from tests.support.toy import Mark, make_toy
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(420)
 SOURCE = """
 import time
 

@@ -124,7 +124,7 @@ def test_isolated_mode_is_reached_too_and_a_missing_link_is_no_harm(
         code = (
             "import sys; from fork.worker import Worker; print(Worker().cycle(2), '_specmeter_runtime' in sys.modules)"
         )
-        return subprocess.run([str(environment), "-I", "-c", code], env={}, capture_output=True, text=True, timeout=60)
+        return subprocess.run([str(environment), "-I", "-c", code], env={}, capture_output=True, text=True, timeout=120)
 
     done = isolated()
     assert (done.stdout, done.stderr) == ("4 True\n", "")

@@ -18,13 +18,13 @@ from specmeter.control import find_link, remove_link
 from specmeter.engines.process import free_port
 from specmeter.trace.rundir import load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
 BASE = [sys.executable, "-m", "specmeter"]
 SERVE = [*BASE, "serve", "--threads", "1"]
 
 
 def _run(*words: str, cwd: Path, code: int = 0, **extra: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=150, check=False, **extra)
+    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False, **extra)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-3000:])
     return done
 

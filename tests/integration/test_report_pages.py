@@ -34,7 +34,7 @@ from tests.support.report_documents import PLAN, big_run, check_result, compared
 from tests.support.saved_runs import recording, save_run
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(420)
 EVIL = "<img src=x onerror=window.pwned=1>\x1b[31m</script><script>window.pwned=1</script>\"'&\u202e"
 # A mark's geometry in window pixels without its stroke, which the browser's own box inflates.
 BOX = """(e) => {
@@ -414,7 +414,7 @@ def test_damaged_documents_and_tables_give_a_page_or_a_clear_error(tmp_path: Pat
 def test_a_real_run_of_the_embedded_engine(chromium: Any, tmp_path: Path) -> None:
     words = ["profile", "--steps", "2", "--requests", "2", "--max-tokens", "24", "--threads", "1", "--out", "run"]
     subprocess.run(
-        [sys.executable, "-m", "specmeter", *words], cwd=tmp_path, check=True, timeout=150, capture_output=True
+        [sys.executable, "-m", "specmeter", *words], cwd=tmp_path, check=True, timeout=300, capture_output=True
     )
     path = tmp_path / "run" / "report.html"
     assert path.stat().st_mode & 0o077 == 0

@@ -115,7 +115,7 @@ def test_children_write_their_own_rings(kind: str, toy: Toy, tmp_path: Path) -> 
     script = tmp_path / "main.py"
     script.write_text(f"import os, toymod\n{CHILDREN[kind]}\n")
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment(link, tmp_path), capture_output=True, text=True, timeout=60
+        [sys.executable, str(script)], env=environment(link, tmp_path), capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
     rings = [process.ring for process in processes(link) if process.ring is not None]

@@ -92,7 +92,7 @@ def test_each_process_runs_the_other_sitecustomize_once_and_ours(twice: bool, li
     if twice:  # a launcher below a launcher
         env["PYTHONPATH"] = env["PYTHONPATH"].split(os.pathsep)[0] + os.pathsep + env["PYTHONPATH"]
     done = subprocess.run(
-        [sys.executable, "main.py"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "main.py"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.stderr) == ("1 (5, 2) True\n" * 2, "")
     assert len([process for process in processes(link) if process.ring is not None]) == 2
@@ -129,7 +129,7 @@ def test_a_launch_says_that_another_sitecustomize_kept_the_runtime_out(
     )
     wrapper.chmod(0o755)
     words = ["run", "--python", sys.executable, "--recipe", str(place / "eng.toml"), "--", str(wrapper)]
-    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "specmeter", *words], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "theirs\n1\n")
     assert "the runtime did not come up in any process" in done.stderr and "sitecustomize" in done.stderr
 

@@ -138,7 +138,7 @@ def test_profile_under_a_budget_compares_sampled_and_clean_cycles(place: Path) -
     words += ["--link", "front", "--baseline", "none", "--out", "profiled", "--json"]
     with served(str(place / "front.py"), before=under(place, "front")) as (_server, port):
         words += ["--url", f"http://127.0.0.1:{port}"]
-        done = subprocess.run([*BASE, *words], cwd=place, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*BASE, *words], cwd=place, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["result"]
     sampling = found["sampling"]

@@ -16,7 +16,7 @@ import pytest
 from specmeter.engines.guardian import descendants
 from specmeter.trace.rundir import load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
 BASE = [sys.executable, "-m", "specmeter"]
 SMALL = ["--requests", "2", "--blocks", "3", "--max-tokens", "12", "--threads", "1", "--confirm-blocks", "2"]
 
@@ -28,7 +28,7 @@ def running_before() -> frozenset[int]:
 
 
 def _run(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=260, check=False)
+    done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-3000:])
     return done
 
