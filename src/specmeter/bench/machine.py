@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 WATCH_S = 0.3
 BUSY_CORES = 0.3
+FEWER_THREADS = (
+    "the embedded engine is quicker then with fewer threads (--threads 1, as in `specmeter demo --threads 1`)"
+)
 
 
 def busy_cores() -> float | None:
@@ -27,10 +31,13 @@ def busy_warning() -> str | None:
     busy = busy_cores()
     if busy is None or busy < BUSY_CORES:
         return None
-    return (
-        f"other work keeps {busy:.1f} cores of this machine busy: times will be longer, and intervals wider; the "
-        "embedded engine is quicker then with fewer threads (--threads 1, as in `specmeter demo --threads 1`)"
-    )
+    return f"other work keeps {busy:.1f} cores of this machine busy: times will be longer, and intervals wider"
+
+
+def busy_note(warning: str, engine: str, command: Sequence[str]) -> str:
+    """The warning as a user's note, with what to do: nothing for another engine, or where threads are chosen."""
+    ours = engine == "embedded" and "--threads" not in command
+    return f"note: {warning}; {FEWER_THREADS}" if ours else f"note: {warning}"
 
 
 def _ticks() -> tuple[int, int, int] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from specmeter import control
 from specmeter.bench.client import Api, Call, Outcome
 from specmeter.bench.load import Load, LoadResult
+from specmeter.bench.machine import busy_note
 from specmeter.bench.place import HERE, Place
 from specmeter.bench.progress import Progress
 from specmeter.engines import Engine, Server, ServerSpec, engine_named, engine_of_metrics
@@ -152,7 +153,7 @@ def session(
     engine = engine_named(spec.engine or "")
     warning = place.busy_warning()
     if warning:
-        progress.say(f"note: {warning}")
+        progress.say(busy_note(warning, engine.name, spec.command))
     try:
         progress.say(f"starting the server ({engine.name})")
         log = writer.logs / f"{name}.log"

@@ -188,7 +188,7 @@ def _unwritable(out: Path, error: OSError) -> SpecmeterError:
 def _say(result: dict[str, Any], warnings: list[str]) -> None:
     if "slices" in result:
         cycles = f"{result['cycles']} of {result['cycles_in_run']} cycles"
-        print(f"{result['slices']} slices, {cycles}, {result['ranks']} ranks")
+        print(f"{result['slices']} slices, {cycles}, {result['ranks']} rank{'s' if result['ranks'] != 1 else ''}")
     if "torch_events" in result:
         print(f"torch.profiler: {result['torch_events']} events, {result['torch_events_in_window']} in the window")
     if result.get("phase_difference_ms") is not None:

@@ -34,6 +34,8 @@ def gate_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
             yield remark(f"{inert(f['setting'], 40)}, {_NAMES[f['quantity']]}: {f['reason']}")
     ratios = [f["ratio"] for f in findings if f["ratio"]]
     methods = sorted({f"{r['method']}, {units(r['n'], r['unit'])}" for r in ratios})
+    if any(r["unit"] == "prompt" for r in ratios):
+        yield remark("saved, now: geometric means over the prompts of both runs; a report has means over cycles")
     yield remark(
         f"How sure: {'; '.join(methods)}. Worse means that all of the 95 % interval lies beyond what is allowed."
     )

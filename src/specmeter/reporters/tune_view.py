@@ -79,7 +79,7 @@ def _rest(search: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield remark(f"infeasible: {inert(row['label'], 70)}: {inert(row['cause'], 300)}")
     for row in search["not_run"]:
         yield remark(f"not run: {inert(row['label'], 70)}: {inert(row['reason'], 200)}")
-    took = f"{search['starts']} server starts, {search['server_s']:.0f} s"
+    took = f"{search['starts']} server start{'s' if search['starts'] != 1 else ''}, {search['server_s']:.0f} s"
     yield remark(f"The search took {took}; ended by {inert(search['ended_by'], 120)}")
 
 

@@ -50,6 +50,7 @@ def test_a_dearer_cycle_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["gate", str(paths[0]), "--against", str(paths[1])]) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAILED: ") and "cycle of k=3 went from" in text and "+6 %" in text
+    assert "saved, now: geometric means over the prompts of both runs" in " ".join(text.split())
 
 
 def test_a_slower_machine_is_no_worse_break_even(tmp_path: Path) -> None:
