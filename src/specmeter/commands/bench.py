@@ -8,8 +8,9 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.profile import SCHEMA
+from specmeter.bench.acceptance import acceptance
 from specmeter.bench.client import Outcome
-from specmeter.bench.load import Load, as_request, raise_failure, summarise
+from specmeter.bench.load import Load, as_request, lateness_ms, percentiles, raise_failure, summarise
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import PromptSet
 from specmeter.bench.schedule import Sending, call, warm_up
@@ -90,8 +91,9 @@ def _measure(
         result = running.drive("load", calls, load, args.api)
         if all(outcome.error for outcome in result.outcomes):
             raise_failure(result.outcomes, "Every request failed.")
-        length = running.server.metrics().since(before).mean_accept_length
+        counted = running.server.metrics().since(before)
         level = {"concurrency": None if load.rate else load.concurrency, "rate_per_s": load.rate}
-        results.append({**level, **summarise(result), "accept_length_tokens": length})
+        late = percentiles(lateness_ms(result.outcomes, load))
+        results.append({**level, **summarise(result), "late_ms": late, **acceptance(result.outcomes, counted)})
         outcomes += result.outcomes
     return results, outcomes

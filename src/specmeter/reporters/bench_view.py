@@ -33,6 +33,13 @@ def bench_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         length = level["accept_length_tokens"]
         if length is not None:
             yield remark(f"Accept length {length:.3f} tokens a cycle (the engine's counters)")
+        yield from _acceptance(level)
+        cached, late = level.get("cached_tokens"), level.get("late_ms", {}).get("p99")
+        if cached:
+            share = 100 * cached / max(level["prompt_tokens"], 1)
+            yield remark(f"{share:.0f} % of the prompt tokens came from the server's prefix cache: no cold first token")
+        if late is not None:
+            yield remark(f"Requests were sent at most {max(late, 0):.1f} ms later than due (p99)")
         failed = f", {level['failed']} failed" if level["failed"] else ""
         yield remark(f"{level['requests']} requests{failed}; the generator used {_share(level)} of a core")
     yield heading("How sure")
@@ -50,6 +57,18 @@ def bench_sentence(levels: Sequence[Mapping[str, Any]]) -> str:
     seen += f", then one every {each:.1f} ms (medians)" if each is not None else ""
     where = f" at {_load(most)}" if len(levels) == 1 else f" at {_load(most)}, the most of {len(levels)} levels"
     return f"{number(most['total_tok_s'], 1)} tok/s{where}: {seen}."
+
+
+def _acceptance(level: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Acceptance by position, kind and context, where the server tells it."""
+    if level.get("accept_by_position"):
+        shares = " ".join(f"{share:.2f}" for share in level["accept_by_position"])
+        yield remark(f"Accepted at position 1, 2, ...: {shares} of the cycles")
+    for key, what in (("accept_by_kind", "kind"), ("accept_by_context", "context, tokens")):
+        found = level.get(key) or {}
+        if len(found) > 1:
+            listed = ", ".join(f"{inert(name, 40)} {length:.2f}" for name, length in list(found.items())[:12])
+            yield remark(f"Accept length by {what}: {listed}")
 
 
 def _load(level: Mapping[str, Any]) -> str:

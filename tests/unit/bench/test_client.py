@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import socket
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +15,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from specmeter.bench.acceptance import acceptance
 from specmeter.bench.client import Api, Call, Outcome
-from specmeter.bench.load import Load, as_request, drive, raise_failure, summarise
+from specmeter.bench.load import Load, arrivals, as_request, drive, lateness_ms, raise_failure, summarise
 from specmeter.bench.prompts import Prompt
 from specmeter.engines import engine_named
+from specmeter.engines.base import Counters
 from specmeter.engines.server import Server
 from specmeter.errors import SpecmeterError
 
@@ -245,6 +249,34 @@ def test_open_loop_keeps_its_seeded_schedule() -> None:
     late = sorted(shift - min(shifts) for shift in shifts)
     # A busy machine holds some of them up, and none for good: sent all at once, half of them were 0.6 s off.
     assert late[len(late) // 2] < 0.4, late
+
+
+def test_a_generator_that_falls_behind_says_so() -> None:
+    load = Load(rate=10.0, seed=5)
+    due = arrivals(4, 10.0, 5)
+    sent = [int(1e9 * (1 + wanted + late)) for wanted, late in zip(due, (0.0, 0.0, 0.25, 0.5), strict=True)]
+    outcomes = [Outcome(Call("r", PROMPT, 5), send_ns=at, end_ns=at) for at in sent]
+    assert lateness_ms(outcomes, load) == pytest.approx([0, 0, 250, 500], abs=0.01)
+    assert lateness_ms(outcomes, Load()) == []
+    gaps = [b - a for a, b in itertools.pairwise(arrivals(4000, 8.0, 1))]
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 8, rel=0.05)
+    # Exponential: the standard deviation is the mean.
+    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.05)
+
+
+def test_acceptance_by_position_kind_and_context() -> None:
+    def answer(kind: str, prompt: int, cycles: int, accepted: int | None, tokens: int = 9) -> Outcome:
+        call = Call("r", Prompt("p", kind, (("user", "x"),)), 9)
+        return Outcome(call, 0, 1, (1,), "", prompt, None, tokens, cycles, accepted)
+
+    outcomes = [answer("chat", 50, 10, 5), answer("code", 100, 10, 15), answer("code", 600, 20, 20)]
+    found = acceptance(outcomes, Counters(cycles=40, accepted=40, per_position=(30, 10)))
+    assert found["accept_length_tokens"] == 2.0 and found["accept_by_position"] == [0.75, 0.25]
+    assert found["accept_by_kind"] == {"chat": 1.5, "code": pytest.approx(1 + 35 / 30)}
+    assert found["accept_by_context"] == {"0-127": 2.0, "512-2047": 2.0}
+    told_cycles = acceptance([answer("chat", 5, 4, None)], Counters())
+    assert told_cycles["accept_length_tokens"] == 2.0 and told_cycles["accept_by_position"] == []
+    assert acceptance([], Counters())["accept_length_tokens"] is None
 
 
 @pytest.mark.parametrize("fields", [{"concurrency": 0}, {"rate": 0.0}, {"rate": -1.0}])
