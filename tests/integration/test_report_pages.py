@@ -217,6 +217,20 @@ def test_the_pointer_shows_the_value_and_paper_shows_all(chromium: Any, made: Pa
     assert not plain.locator("#theme").is_visible() and plain.locator("figure svg").count() > 8
 
 
+def deep_window(name: str, setting: str = "k=3") -> dict[str, Any]:
+    """What a document says of a deep window, every text in it ``name``; as many rows as one can have."""
+    phases = ("draft", "verify", "accept", "extend", "kv", "glue")
+    top = [
+        {"phase": phase, "name": name, "ms": 1.0, "percent": 4.0, "calls": 2.0} for phase in phases for _ in range(4)
+    ]
+    return {
+        "setting": setting, "host": name, "pid": 1, "rank": 0, "device": name, "on_cpu": False, "cycles": 100,
+        "kernels": 9, "clock_error_us": 1.0, "cycle_inside_ms": None, "cycle_outside_ms": None, "ratio": None,
+        "left_ratio": None, "reason": name, "seconds": {"stop": 0.1}, "lost_ms": {"stop": 2.0}, "top": top,
+        "notes": [name],
+    }  # fmt: skip
+
+
 def test_hostile_names_are_inert(chromium: Any, tmp_path: Path) -> None:
     trace, requests = record(tmp_path / "rings", name=EVIL)
     document = analyse(trace, requests)
@@ -226,6 +240,7 @@ def test_hostile_names_are_inert(chromium: Any, tmp_path: Path) -> None:
     document["refused"] = [{"name": EVIL, "reason": EVIL}]
     document["beside"] = [{"name": EVIL, "ms": 1.0}]
     document["draft_steps"][0]["parts_ms"] = {EVIL: 1.0}
+    document["deep"] = [deep_window(EVIL, setting) for setting in (EVIL, "baseline")]
     document["prompts"] = {"set": EVIL}
     for key in ("sentence", "basis", "word"):
         document["verdict"][key] = EVIL
@@ -247,6 +262,7 @@ def test_hostile_names_are_inert(chromium: Any, tmp_path: Path) -> None:
     path = write_page(specmeter.load(writer.path), tmp_path / "page.html", check)
     opened = open_page(chromium, path)
     page = opened.page
+    assert len(table_rows(page, "Verify against a decode step without speculation, longest kernels, ms a cycle")) == 2
     assert page.evaluate("[window.pwned, document.scripts.length, document.images.length]") == [None, 1, 0]
     assert "<img src=x" in page.locator("h1").inner_text()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", path.read_text())

@@ -12,7 +12,7 @@ from specmeter.reporters.inert import inert
 from specmeter.reporters.language import NARROW, heading, make_table, remark
 from specmeter.reporters.numbers import plus_minus, units
 
-_LEAST = 0.5  # percent
+LEAST_PERCENT = 0.5
 
 
 def deep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -25,7 +25,7 @@ def deep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
     for window in windows:
         first = window["setting"] not in shown
         shown.add(window["setting"])
-        yield remark(_cost(window), 600)
+        yield remark(cost_words(window), 600)
         if first:
             for note in window["notes"]:
                 yield remark(f"  {note}")
@@ -33,7 +33,8 @@ def deep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
                 yield _table(window, width)
 
 
-def _cost(window: Mapping[str, Any]) -> str:
+def cost_words(window: Mapping[str, Any]) -> str:
+    """How many cycles ran under the profiler, and what it did to them and to those after; outside text is inert."""
     kind = "operators on the host" if window["on_cpu"] else "CUPTI"
     who = f"rank {window['rank']}, " if window["rank"] >= 0 else ""
     label = f"{inert(window['setting'], 40)}: " if window["setting"] else ""
@@ -70,7 +71,7 @@ def _table(window: Mapping[str, Any], width: int) -> Table:
     table = make_table(["phase", f"{what}, own time", "ms", "share", *(["calls"] if wide else [])], left=(0, 1))
     last = ""
     for row in window["top"]:
-        if row["percent"] < _LEAST:
+        if row["percent"] < LEAST_PERCENT:
             continue
         name = inert(row["name"], 60 if wide else 24)
         cells = [f"{row['ms']:.3f}", f"{row['percent']:.1f} %", *([f"{row['calls']:.1f}"] if wide else [])]

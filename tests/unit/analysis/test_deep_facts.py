@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from specmeter.analysis.deep_facts import OUTSIDE, deep_facts
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.deep_view import deep_parts
 from specmeter.reporters.device_rows import cost_line
+from specmeter.reporters.html.deep_section import deep_sections
 from specmeter.trace.deep_synthetic import Call, Kernel, build_window, copy_kernel
 from specmeter.trace.deep_window import DeepWindow, kernel_columns, select, sync_columns
 from specmeter.trace.plan import index_plan
@@ -47,6 +49,24 @@ def test_times_are_per_cycle_and_by_phase() -> None:
     assert sum(row["percent"] for row in facts["top"]) == pytest.approx(100)
     assert facts["cycle_inside_ms"]["point"] == 2.0 and facts["lost_ms"] == {"start": 2.0, "stop": 200.0}
     check_document(Path("analysis.json"), {"schema": "specmeter/analysis/1", "kind": "profile", "deep": [facts]})
+
+
+def test_the_page_shows_cost_kernels_by_class_and_verify_beside_a_plain_step() -> None:
+    [facts] = deep_facts([window(COST)], INDEX)
+    hostile = "gemm\x1b[31m<script>alert(1)</script>"
+    facts["top"] = [{**row, "name": hostile if row["name"] == "gemm" else row["name"]} for row in facts["top"]]
+    spec = {**facts, "setting": "k=3<b>", "notes": ["a <i>note</i>"]}
+    plain = {**facts, "setting": "baseline", "rank": 0, "top": [{**row, "ms": row["ms"] / 2} for row in facts["top"]]}
+    [section] = deep_sections({"deep": [spec, plain, {**spec, "rank": 2}]}, "x-")
+    html = section.as_html()
+    assert section.anchor == "x-deep" and html.count("<caption>Longest kernels of ") == 2
+    assert "2.000 ms a cycle [1.900, 2.100] against 1.600 ms" in html and "rank 2, 5 cycles" in html
+    assert "<script>" not in html and "<b>" not in html and "<i>" not in html and "\x1b" not in html
+    assert "gemm?[31m&lt;script&gt;" in html and "a &lt;i&gt;note" in html
+    words = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    assert "dense GEMM 0.080 0.040" in words and "all of these 0.082 0.041" in words
+    assert "without speculation" not in deep_sections({"deep": [spec]})[0].as_html()
+    assert deep_sections({"deep": []}) == [] and deep_sections({}) == []
 
 
 def test_text_says_that_it_was_on_for_these_cycles_only_and_what_it_cost() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from specmeter.analysis.stalls import RULE
 from specmeter.reporters.html import acceptance_charts, cycle_charts, timeline
+from specmeter.reporters.html.deep_section import deep_sections
 from specmeter.reporters.html.device_section import device_sections
 from specmeter.reporters.html.facts import Cycles, Floats, cycles_by_rank, phase_times
 from specmeter.reporters.html.markup import Section, beside, cards, details, figure, paragraph, table, text
@@ -43,6 +44,7 @@ def profile_sections(run: Run, prefix: str = "") -> list[Section]:
     return [
         _cycle(run, document, prefix),
         *device_sections(document, prefix),
+        *deep_sections(document, prefix),
         *collective_sections(document, prefix),
         _timeline(run, ranks, prefix),
         _spread(lead, phases, prefix),
