@@ -31,7 +31,7 @@ DEEP_CYCLES = 100
 START_S = 340.0
 LOADS = {"1": Load(rounds=3, tokens=160), "8": Load(rounds=2, tokens=128, at_once=8, prompts=8)}
 SMALL = {"1": Load(rounds=2, tokens=360, prompts=3)}
-SLOW = {"1": Load(rounds=1, tokens=48, prompts=3), "8": Load(rounds=1, tokens=16, at_once=8, prompts=8)}
+SLOW = {"1": Load(rounds=1, tokens=32, prompts=3), "8": Load(rounds=1, tokens=8, at_once=8, prompts=8)}
 MINI = Path(__file__).resolve().parents[1] / "tests" / "support" / "mini_ranks"
 # Its heads, kv heads and widths divide by 2, 3 and 4.
 TWELFTHS = Shape("twelfths", 8, 384, 1536, 12, 12, head_dim=64, vocab=4096)
@@ -194,9 +194,9 @@ def vllm_bodies(python: Path, work: Path, sizes: Sequence[int]) -> list[Body]:
         for name, k, role in (("default", DEFAULT, "speed"), ("steps2", 2, "screen"), ("tuned", None, "speed")):
             about = f"{k or '{k}'} steps"
             arms.append(Arm(name, about, _vllm(python, target, head, tp, k), role, _cpus(tp)))
-        bodies.append(Body(f"twelfths-tp{tp}", place, tuple(arms), SLOW, 0, 130.0, None, 15.0))
+        bodies.append(Body(f"twelfths-tp{tp}", place, tuple(arms), SLOW, 0, 240.0, None, 40.0))
     draft = Arm("draft", "the draft alone", _vllm(python, target, head, 1, DEFAULT), env=_cpus(1))
-    return [*bodies, Body("twelfths-draft-tp1", place, (draft,), SLOW, 0, 130.0, None, 15.0)]
+    return [*bodies, Body("twelfths-draft-tp1", place, (draft,), SLOW, 0, 240.0, None, 40.0)]
 
 
 def _vllm(python: Path, target: Path, head: Path, tp: int, k: int | None) -> Callable[[int], Words]:

@@ -3,7 +3,7 @@
     python benchmarks/eight_gpu.py run SITE WORK --out OUT --tp 8 4 --shapes 70b moe200b --starts 3 [--budget 540]
     python benchmarks/eight_gpu.py run SITE WORK --out OUT --resume OUT_OF_ANOTHER_MACHINE ...
     python benchmarks/eight_gpu.py rehearse WORK --tp 2 4          # miniature ranks (tests/support/mini_ranks), no GPU
-    python benchmarks/eight_gpu.py rehearse WORK --tp 2 3 4 --vllm PYTHON --budget 300       # vLLM on CPUs, no GPU
+    python benchmarks/eight_gpu.py rehearse WORK --tp 2 3 4 --vllm PYTHON --budget 400       # vLLM on CPUs, no GPU
     python benchmarks/eight_gpu.py report WORK                      # benchmarks/eight_report.py, on any machine
 
 Call ``run`` again until it says that all parts are done (exit 0; 75: call again). A part is one start of one arm
