@@ -86,6 +86,17 @@ def test_a_block_with_a_failed_request_is_left_out() -> None:
     assert sorted(block_logs(requests)[0]) == [1, 2]
 
 
+def test_an_arm_that_always_lacks_a_prompt_is_not_compared_on_others() -> None:
+    made = [
+        _request(arm, start, block, prompt, rate, "it failed" if (arm, prompt) == ("b", "slow") else "")
+        for start, arm in enumerate(["a", "b"] * 3)
+        for block in range(3)
+        for prompt, rate in (("slow", 10.0), ("fast", 100.0))
+    ]
+    (pair,) = analyse_compare([ArmFacts("a"), ArmFacts("b")], made, 0.01)["pairs"]
+    assert pair["ratio"] is None and "no whole block" in pair["reason"]
+
+
 def test_several_arms_name_the_best() -> None:
     document = _document({"base": 50.0, "k=1": 55.0, "k=2": 60.0, "k=6": 40.0}, 4, 0.004)
     assert document["verdict"]["word"] == "faster" and "k=2" in document["verdict"]["sentence"]

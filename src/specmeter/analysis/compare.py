@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,17 +43,18 @@ Starts = dict[int, dict[int, float]]
 """Start -> block -> log of the rate in tokens a second."""
 
 
-def block_logs(requests: Sequence[Request], dropped: int = DROPPED_BLOCKS) -> Starts:
+def block_logs(requests: Sequence[Request], dropped: int = DROPPED_BLOCKS, least: int = 0) -> Starts:
     """The mean log decode rate of every block of every start, without each start's first ``dropped`` blocks.
 
     A block holds every prompt once; a block that lacks one (a failed request) is left out, since its mean would be of
-    other prompts.
+    other prompts. ``least`` is how many a block holds, where other arms tell of more than these requests do.
     """
     found: dict[tuple[int, int], list[float]] = {}
     for request in finished(requests):
         if request.block >= dropped and request.decode_rate:
             found.setdefault((request.start, request.block), []).append(math.log(request.decode_rate))
     whole = max((len(values) for values in found.values()), default=0)
+    whole = max(whole, least)
     starts: Starts = {}
     for (start, block), values in sorted(found.items()):
         if len(values) == whole:
@@ -68,7 +70,9 @@ def analyse_compare(
     ``Request.setting`` names the arm and ``Request.start`` the place of the start in the session. Arms that share
     starts are compared within each of them; others by their start means.
     """
-    logs = {arm.name: block_logs([r for r in requests if r.setting == arm.name], dropped) for arm in arms}
+    held = Counter((r.setting, r.start, r.block) for r in finished(requests) if r.decode_rate)
+    most = max(held.values(), default=0)
+    logs = {arm.name: block_logs([r for r in requests if r.setting == arm.name], dropped, most) for arm in arms}
     parts = spread([[_array(blocks) for blocks in starts.values()] for starts in logs.values()])
     reference = arms[0].name
     pairs = [_pair(arm.name, reference, logs, threshold) for arm in arms[1:]]

@@ -13,7 +13,7 @@ from specmeter.bench.client import Outcome
 from specmeter.bench.load import Load, as_request, lateness_ms, percentiles, raise_failure, summarise
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import PromptSet
-from specmeter.bench.schedule import Sending, call, warm_up
+from specmeter.bench.schedule import call, warm_up
 from specmeter.bench.session import Session, session
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
@@ -50,18 +50,17 @@ def run(args: argparse.Namespace) -> int:
         spec, how = chosen_server(args, place), probing(args, probes=False, place=place)
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         with session(spec, None, writer, how, progress, "server") as running:
-            results, outcomes = _measure(running, prompts, levels, args, sending(args))
+            results = _measure(running, prompts, levels, args, writer)
         writer.add_facts(**place.facts())
     document = {
         "schema": SCHEMA, "kind": "bench", "version": __version__, "prompts": prompts.name,
         "max_tokens": args.max_tokens, "levels": results,
         "verdict": {"word": "measured", "sentence": bench_sentence(results)},
     }  # fmt: skip
-    writer.keep(requests=[as_request(outcome) for outcome in outcomes])
     writer.keep_analysis(document, render_analysis(document))
     with writer.postponing():
         writer.finish("complete")
-    failed = sum(bool(outcome.error) for outcome in outcomes)
+    failed = sum(level["failed"] for level in results)
     return show_saved("bench", document, [f"{failed} requests failed"] if failed else [], writer, args.json)
 
 
@@ -75,10 +74,10 @@ def _levels(args: argparse.Namespace) -> list[Load]:
 
 
 def _measure(
-    running: Session, prompts: PromptSet, levels: list[Load], args: argparse.Namespace, send: Sending
-) -> tuple[list[dict[str, Any]], list[Outcome]]:
-    """Each level in turn; a level at which every request fails ends the bench with the reason."""
-    chosen = prompts.sample(args.requests, args.seed)
+    running: Session, prompts: PromptSet, levels: list[Load], args: argparse.Namespace, writer: RunWriter
+) -> list[dict[str, Any]]:
+    """Each level in turn, its requests saved at once; one at which every request fails ends it with the reason."""
+    send, chosen = sending(args), prompts.sample(args.requests, args.seed)
     warm = running.drive("warm-up", warm_up(chosen[0], [None], None, send), api=args.api)
     if warm.outcomes[0].error:
         running.check_death()
@@ -96,4 +95,5 @@ def _measure(
         late = percentiles(lateness_ms(result.outcomes, load))
         results.append({**level, **summarise(result), "late_ms": late, **acceptance(result.outcomes, counted)})
         outcomes += result.outcomes
-    return results, outcomes
+        writer.keep(requests=[as_request(outcome) for outcome in outcomes])
+    return results

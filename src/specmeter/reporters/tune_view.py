@@ -32,7 +32,9 @@ def tune_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableTy
         yield heading("What was tried")
         yield _tried(level["search"], level["winner"]["label"], width)
         tried = level["search"]["tried"]
-        if tried and tried[0]["label"] != level["winner"]["label"]:
+        if level.get("chosen_by") == "proof":
+            yield "* chosen by the proof below, against the search"
+        elif tried and tried[0]["label"] != level["winner"]["label"]:
             yield "* chosen: each mean weighed with its starts, their spread, and the curve through the chain lengths"
         if document.get("baseline_is_k0"):
             yield remark(NEAR)

