@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import layout
 
@@ -23,12 +23,12 @@ class Getter(NamedTuple):
     """One value of a point: its record's third word without cycle and lane, and where it is read.
 
     ``handed``: the index of the name handed to the probe, -1 for the call's result; ``optional``: a call that gave None
-    gave no value; ``counts``: it is the engine's own number of its cycle.
+    gave no value; ``counts``: it is the engine's own number of its cycle. ``get`` None: it is what was handed over.
     """
 
     word: int
     handed: int
-    get: Step
+    get: Optional[Step]
     optional: bool
     counts: bool
 
@@ -41,14 +41,14 @@ def getters_of(point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids:
         root, steps = compile_path(path)
         _root, index, *attributes = known[root]
         word = layout.KIND_VALUE << layout.KIND_SHIFT | value_ids[f"{point['name']}.{name}"] << layout.POINT_SHIFT
-        get = _chained([*(attrgetter(attribute) for attribute in attributes), *steps])
+        get = _chained([attrgetter(".".join(attributes))] * bool(attributes) + steps)
         getters.append(Getter(word, index, get, not attributes, name == "iteration" and point.get("role") == "cycle"))
     return getters
 
 
-def _chained(steps: List[Step]) -> Step:
-    if len(steps) == 1:
-        return steps[0]
+def _chained(steps: List[Step]) -> Optional[Step]:
+    if len(steps) < 2:
+        return steps[0] if steps else None
     if len(steps) == 2:
         inner, outer = steps
         return lambda root: outer(inner(root))

@@ -221,7 +221,7 @@ def make_writers(recorder: Any) -> None:
                     if root is None and optional:
                         continue
                     try:
-                        number = get(root)
+                        number = root if get is None else get(root)
                     except GET_ERRORS as reason:
                         recorder._refuse_value(value, reason)
                         continue
