@@ -33,8 +33,8 @@ LOADS = {"1": Load(rounds=3, tokens=160), "8": Load(rounds=2, tokens=128, at_onc
 SMALL = {"1": Load(rounds=2, tokens=360, prompts=3)}
 SLOW = {"1": Load(rounds=1, tokens=32, prompts=3), "8": Load(rounds=1, tokens=8, at_once=8, prompts=8)}
 MINI = Path(__file__).resolve().parents[1] / "tests" / "support" / "mini_ranks"
-# Its heads, kv heads and widths divide by 2, 3 and 4.
-TWELFTHS = Shape("twelfths", 8, 384, 1536, 12, 12, head_dim=64, vocab=4096)
+# Its heads, kv heads, widths and vocabulary divide by 2, 3 and 4.
+TWELFTHS = Shape("twelfths", 8, 384, 1536, 12, 12, head_dim=64, vocab=4608)
 Words = tuple[str, ...]
 
 

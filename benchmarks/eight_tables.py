@@ -55,6 +55,8 @@ def _chosen(document: Mapping[str, Any]) -> Iterator[str]:
 def _ranks(run: Mapping[str, Any]) -> Iterator[str]:
     rows = run.get("ranks") or []
     if not rows:
+        told = ", ".join(f"{row['name']} {row['ms']:.3f}" for row in run.get("phases") or [])
+        yield f"ms a cycle, host: {told}" if told else "no phases"
         return
     phases = list(dict.fromkeys(phase for row in rows for phase in row["phases_ms"]))
     yield "ms a cycle, host".ljust(18) + "".join(f"{name:>10}" for name in ("cycle", *phases, "own"))
