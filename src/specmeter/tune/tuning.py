@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specmeter import __version__
-from specmeter.analysis.compare import ArmFacts, analyse_compare
+from specmeter.analysis.compare import ACROSS, ArmFacts, analyse_compare
 from specmeter.analysis.profile import SCHEMA
 from specmeter.bench.comparing import ComparePlan, Gathered, document_of, run_starts
 from specmeter.bench.progress import Progress
@@ -164,7 +164,9 @@ def _off(winner: Candidate, proof: Mapping[str, Any]) -> bool:
     row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
     if row["verdict"] in ("faster", "slower"):
         return bool(row["verdict"] == "slower")
-    return not winner.setting.steps or row["ratio"] is None or row["ratio"]["point"] <= 1
+    if not winner.setting.steps or row["verdict"] == ACROSS:  # too few starts outweigh no search
+        return not winner.setting.steps
+    return row["ratio"] is None or bool(row["ratio"]["point"] <= 1)
 
 
 def _arms(baseline: Candidate, rival: Candidate, start: Candidate, search: Search) -> dict[str, Candidate]:
@@ -269,15 +271,19 @@ def _verdict(
         sentence = f"{off}: fastest in the search, not proven in starts of its own."
         return {"word": "inconclusive", "sentence": sentence}
     row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
-    gain = 100 * (row["ratio"]["point"] - 1) if row["ratio"] else 0.0
-    word = row["verdict"]
+    gain, word = 100 * (row["ratio"]["point"] - 1) if row["ratio"] else 0.0, row["verdict"]
     if kept is not None:
         text = f"Keep {kept.label}, the starting point: the best of the search, {rival.label}, is shown to be slower."
         return {"word": next(row for row in proof["pairs"] if row["arm"] == START)["verdict"], "sentence": text}
     if word == "faster":
         return {"word": word, "sentence": f"{rival.label} is best: {gain:+.1f} % against the baseline."}
     if word == "slower":
-        sentence = f"Speculation should be off: its best setting, {rival.label}, is {gain:+.1f} % against the baseline."
+        text = f"Speculation should be off: its best setting, {rival.label}, is {gain:+.1f} % against the baseline."
+        return {"word": word, "sentence": text}
+    if word == ACROSS:
+        best = winner.label if winner.setting.steps else "no speculation"
+        few = row["reason"].replace("at least ", "").removesuffix(" a side")
+        sentence = f"Not proven ({few}): {best} is fastest in the search, {rival.label} is {gain:+.1f} % in the proof."
         return {"word": word, "sentence": sentence}
     if _off(winner, proof):
         sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain:+.1f} %)."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specmeter.analysis.compare import ACROSS
 from specmeter.bench.prompts import load_prompts
 from specmeter.bench.schedule import Sending
 from specmeter.engines import ServerSpec, Setting
@@ -43,6 +44,16 @@ def test_what_is_written_is_what_the_proof_says(winner: Candidate, found: Any, r
     chosen = _proven(winner, ARMS, found)
     assert chosen == runs
     assert said in _verdict(winner, BEST, found["proof"], OWN if chosen == OWN else None)["sentence"]
+
+
+@pytest.mark.parametrize("winner", [BEST, OFF])
+def test_too_few_starts_prove_nothing_and_leave_the_search_its_choice(winner: Candidate) -> None:
+    found = _found((ACROSS, 0.934))
+    found["proof"]["pairs"][0]["reason"] = "1 of at least 3 starts a side"
+    assert _proven(winner, ARMS, found) == winner
+    sentence = _verdict(winner, BEST, found["proof"])["sentence"]
+    assert sentence.startswith("Not proven (1 of 3 starts): ") and "should be off" not in sentence
+    assert "-6.6 %" in sentence
 
 
 def test_trials_of_another_environment_or_other_answers_are_other_work() -> None:
