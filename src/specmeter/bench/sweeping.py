@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specmeter import control
 from specmeter.analysis.sweep import Arm, analyse_sweep
-from specmeter.bench.client import Outcome
+from specmeter.bench.client import Call, Outcome
 from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
@@ -18,9 +19,13 @@ from specmeter.bench.schedule import Sending, interleaved, warm_up
 from specmeter.bench.session import Probing, Session, planned_link, session
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import SpecmeterError
+from specmeter.reporters.sweep_view import shortened_words
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.rundir import RunWriter
+
+# An interval over pairs takes two of them.
+LEAST_DEALS = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class SweepPlan:
     """The grid and how much of it to run.
 
     ``blocks`` passes over the prompts; ``starts`` counts server starts a setting where each needs its own; differences
-    within ``threshold`` (0.01: 1 %) get no verdict.
+    within ``threshold`` (0.01: 1 %) get no verdict. One start ends early where it would take longer than ``budget_s``
+    (None: never), with whole passes over the settings only.
     """
 
     settings: tuple[Setting, ...]
@@ -37,6 +43,7 @@ class SweepPlan:
     sending: Sending
     starts: int = 3
     threshold: float = 0.01
+    budget_s: float | None = None
 
     def deals(self, settings: Sequence[Setting]) -> list[tuple[int, Prompt, Sequence[Setting]]]:
         """Blocks and prompts in a drawn order, each with the settings to run."""
@@ -55,6 +62,7 @@ class Gathered:
     requests: list[Request]
     outcomes: list[Outcome]
     trace: Trace | None = None
+    shortened: dict[str, Any] | None = None
 
 
 def grid(steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int]) -> tuple[Setting, ...]:
@@ -84,6 +92,7 @@ def sweep(
     document = analyse_sweep(sweep_arms(plan.settings, gathered), plan.threshold)
     document["starts"] = 1 if one else plan.starts
     document["same_output"] = same_output(gathered.outcomes)
+    document["shortened"] = gathered.shortened
     writer.keep(requests=gathered.requests)
     writer.keep_analysis(document, render_analysis(document))
     return document
@@ -131,22 +140,53 @@ def _drive(
     """Warm every setting up, then all pairs of prompt and setting, armed."""
     warm = running.drive("warm-up", warm_up(plan.prompts[0], settings, running.engine, plan.sending))
     raise_failure(warm.outcomes, "The warm-up failed.")
-    calls = []
+    deals: list[list[Call]] = []
     for number, (block, prompt, chosen) in enumerate(plan.deals(settings)):
         # Another order of the settings for each pair of block and prompt, from one seed.
         how = replace(plan.sending, seed=plan.sending.seed + number)
-        calls += [
-            replace(call, block=block, seed=plan.sending.seed, request_id=f"s{start}-{number}-{call.setting}")
-            for call in interleaved([prompt], chosen, running.engine, how)
-        ]
+        deals.append(
+            [
+                replace(call, block=block, seed=plan.sending.seed, request_id=f"s{start}-{number}-{call.setting}")
+                for call in interleaved([prompt], chosen, running.engine, how)
+            ]
+        )
     with running.armed():
-        result = running.drive(title, calls)
-    raise_failure(result.outcomes)
-    for outcome in result.outcomes:
+        outcomes, done = paced(lambda calls: _sent(running, title, calls), deals, plan.budget_s)
+    if done < len(deals):
+        gathered.shortened = {"passes": done, "planned": len(deals), "budget_s": plan.budget_s}
+        running.progress.say(shortened_words(gathered.shortened))
+    for outcome in outcomes:
         # Where the setting is fixed at the start, the server's own setting is the one that was asked for.
         label = settings[0].label if len(settings) == 1 else outcome.call.setting
         gathered.requests.append(replace(as_request(outcome, start), setting=label))
-    gathered.outcomes += result.outcomes
+    gathered.outcomes += outcomes
+
+
+def _sent(running: Session, title: str, calls: Sequence[Call]) -> Sequence[Outcome]:
+    outcomes = running.drive(title, calls).outcomes
+    raise_failure(outcomes)
+    return outcomes
+
+
+def paced(
+    send: Callable[[Sequence[Call]], Sequence[Outcome]],
+    deals: Sequence[Sequence[Call]],
+    budget_s: float | None,
+    now: Callable[[], float] = time.monotonic,
+) -> tuple[list[Outcome], int]:
+    """Send the deals in turn until the next would end after ``budget_s``, but at least two; also how many were sent.
+
+    Without a budget all calls go out together.
+    """
+    if budget_s is None:
+        return list(send([call for deal in deals for call in deal])), len(deals)
+    began, outcomes, done = now(), list[Outcome](), 0
+    for deal in deals:
+        if done >= LEAST_DEALS and (now() - began) * (done + 1) / done > budget_s:
+            break
+        outcomes += send(deal)
+        done += 1
+    return outcomes, done
 
 
 def many_starts(

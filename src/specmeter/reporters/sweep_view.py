@@ -21,6 +21,8 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
             yield remark(f"{inert(row['setting'], 40)}: {mostly_stalled(row.get('stalled'))}")
     yield ""
     yield _table(document, width)
+    if document.get("shortened"):
+        yield remark(shortened_words(document["shortened"]))
     if "one_start" in document:
         yield from _switched(document, width)
     yield from _columns_explained(width)
@@ -31,6 +33,14 @@ def sweep_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
         yield heading("How sure")
         limit = 100 * document["threshold"]
         yield remark(f"ratios over {', '.join(sorted(counted))}; for a verdict all of it lies beyond {limit:g} %")
+
+
+def shortened_words(found: Mapping[str, Any]) -> str:
+    """What a sweep left out that would have taken longer than its time."""
+    return (
+        f"Shortened to {found['passes']} of {found['planned']} passes over the settings: all would have taken longer "
+        f"than the {found['budget_s']:.0f} s there were, so intervals are wider."
+    )
 
 
 def _columns_explained(width: int) -> Iterator[RenderableType]:
