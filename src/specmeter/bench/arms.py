@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.engines import ServerSpec, Setting, engine_named
-from specmeter.engines.flags import Command, with_flag, without_flags
+from specmeter.engines.flags import Command, whole_number, with_flag, without_flags
 from specmeter.engines.spec import read_server_file, server_names
 from specmeter.errors import SpecmeterError
 from specmeter.trace.masking import mask_command, mask_env
@@ -79,8 +79,8 @@ def _from_words(text: str, spec: ServerSpec) -> CompareArm:
             continue
         if word == "baseline":
             numbers["steps"] = 0
-        elif key in _KEYS and value.isdigit():
-            numbers[_KEYS[key]] = int(value)
+        elif key in _KEYS and (number := whole_number(value)) is not None and number >= 0:
+            numbers[_KEYS[key]] = number
         elif key.startswith("--") and len(key) > 2:
             flags.append((key, value if equals else None))
         elif equals and _VARIABLE.match(key):

@@ -22,6 +22,7 @@ from specmeter.commands.load_options import (
 )
 from specmeter.commands.saved_wiring import keep_beside
 from specmeter.control.signals import terminations_interrupt
+from specmeter.engines.flags import whole_number
 from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
@@ -85,11 +86,12 @@ def numbers(text: str, name: str) -> list[int]:
     found: list[int] = []
     for part in filter(None, text.split(",")):
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        first, last = whole_number(low), whole_number(high if dash else low)
+        if first is None or last is None:
             raise SpecmeterError(
                 f"--{name.replace('_', '-')} {text} is no list of numbers.", next_step="Write 1-6 or 1,2,4."
             )
-        span = range(int(low), int(high if dash else low) + 1)
+        span = range(first, last + 1)
         if not span:
             raise SpecmeterError(
                 f"--{name.replace('_', '-')} {text} runs backwards: {part}.", next_step=f"Write {high}-{low}."

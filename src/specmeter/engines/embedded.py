@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specmeter.engines.base import Capability, Counters, Setting
-from specmeter.engines.flags import Command, flag_value, with_flag, without_flags
+from specmeter.engines.flags import Command, flag_value, whole_number, with_flag, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.errors import SpecmeterError
 
@@ -23,8 +23,8 @@ class EmbeddedEngine:
 
     def command_port(self, command: Command) -> int | None:
         """The value of ``--port``, if any."""
-        value = flag_value(command, "--port")
-        return int(value) if value is not None and value.isdigit() else None
+        port = whole_number(flag_value(command, "--port"))
+        return port if port is not None and port >= 0 else None
 
     def with_port(self, command: Command, port: int) -> Command:
         """Adds ``--port``."""
@@ -78,7 +78,7 @@ class EmbeddedEngine:
 def sglang_style_setting(command: Command) -> Setting | None:
     """The setting in the flags that SGLang and the embedded engine share, or None if the steps are not stated."""
     words = [flag_value(command, flag) for flag in (STEPS, TOPK, TOKENS)]
-    if words[0] is None or not all(word is None or word.lstrip("-").isdigit() for word in words):
+    steps, topk, tokens = numbers = [whole_number(word) for word in words]
+    if words[0] is None or any(w is not None and n is None for w, n in zip(words, numbers, strict=True)):
         return None
-    steps, topk, tokens = (None if word is None else int(word) for word in words)
     return Setting.of(steps or 0, 1 if topk is None else topk, tokens)

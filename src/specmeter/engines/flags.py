@@ -7,6 +7,13 @@ from collections.abc import Iterable
 
 Command = tuple[str, ...]
 _FLAG = re.compile(r"--?[A-Za-z]")
+# ASCII only: str.isdigit takes `²`, which int() refuses, and int() refuses text of thousands of digits.
+_WHOLE = re.compile(r"-?[0-9]{1,9}")
+
+
+def whole_number(text: str | None) -> int | None:
+    """The whole number that ``text`` writes in at most nine ASCII digits, or None."""
+    return int(text) if text is not None and _WHOLE.fullmatch(text) else None
 
 
 def flag_value(command: Command, *names: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from specmeter.engines.base import Capability, Counters, Setting
-from specmeter.engines.flags import Command, flag_value, with_flag, without_flags
+from specmeter.engines.flags import Command, flag_value, whole_number, with_flag, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.errors import SpecmeterError
 
@@ -27,8 +27,8 @@ class VllmEngine:
 
     def command_port(self, command: Command) -> int | None:
         """The value of ``--port``, if any."""
-        value = flag_value(command, "--port")
-        return int(value) if value is not None and value.isdigit() else None
+        port = whole_number(flag_value(command, "--port"))
+        return port if port is not None and port >= 0 else None
 
     def with_port(self, command: Command, port: int) -> Command:
         """Adds ``--port``, and ``--host`` if the command has none: vLLM listens on every interface by default."""

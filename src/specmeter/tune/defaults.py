@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.engines import ServerSpec
-from specmeter.engines.flags import flag_value
+from specmeter.engines.flags import flag_value, whole_number
 from specmeter.errors import SpecmeterError
 from specmeter.tune.flags import EngineFlags
 from specmeter.tune.space import Dimension, Space, settings_of
@@ -174,8 +174,8 @@ def _defaults(
 
 def tensor_parallel(spec: ServerSpec) -> int:
     """The tensor parallel size that the command states; 1 if it states none."""
-    value = flag_value(spec.command, *TP_FLAGS)
-    return int(value) if value is not None and value.isdigit() else 1
+    size = whole_number(flag_value(spec.command, *TP_FLAGS))
+    return size if size is not None and size >= 0 else 1
 
 
 def _check_rules(user: SpaceFile, known: set[str]) -> None:

@@ -28,6 +28,10 @@ BAD = {
     "sweep --steps ,": "nothing to sweep",
     "sweep --steps 1-40": "speculative_num_steps = 17",
     "sweep --steps 1-999999999": "more than 64",
+    "sweep --steps ²": "is no list of numbers",
+    "sweep --steps 1-²": "is no list of numbers",
+    "sweep --steps 1-99999999999999999999": "is no list of numbers",
+    "compare --arm steps=²": "is no setting",
 }
 
 

@@ -252,3 +252,22 @@ def test_a_url_that_no_one_answers_names_the_reason(tmp_path: Path, capsys: pyte
             shown = capsys.readouterr().err
             assert said in shown and "probes" not in shown, shown
     assert not out.exists()
+
+
+@pytest.mark.parametrize("port", ["²", "٣", "", "x", "-1", "9" * 5000])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "embedded"])
+def test_a_port_or_a_step_count_that_is_no_number_is_none_known(name: str, port: str) -> None:
+    engine = engine_named(name)
+    assert engine.command_port(("serve", "--port", port)) is None
+    assert (
+        engine.command_port(
+            (
+                "serve",
+                "--port=8000",
+            )
+        )
+        == 8000
+    )
+    if name != "vllm" and port != "-1":
+        speculative = ("serve", "--speculative-algorithm", "EAGLE3", "--speculative-num-steps", port)
+        assert engine.setting_of(speculative) is None
