@@ -17,6 +17,7 @@ from specmeter import __version__
 from specmeter.commands import ENTRIES
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.dispatch import FROM_HERE, run_on_hosts, take_hosts
+from specmeter.kept_runs import forget_runs, kept_words, tidy_runs
 from specmeter.reporters.inert import inert_lines
 
 DESCRIPTION = """\
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in own
+    forget_runs()
     try:
         hosts, python, arguments = take_hosts(arguments)
         chosen = next((word for word in arguments if not word.startswith("-")), None)
@@ -89,10 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_on_hosts(hosts, python, arguments)
         return _run(arguments, chosen, hosts, python)
     except SpecmeterError as error:
+        tidy_runs()
         _print_error(error, chosen, as_json)
         return int(error.exit)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        kept = kept_words(tidy_runs())
+        print(inert_lines(f"interrupted; {kept}" if kept else "interrupted"), file=sys.stderr)
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output is gone (`| head`): not a fault, but nothing more can be printed.

@@ -20,6 +20,7 @@ _FOLDERS = ("source", "recipes", "runtime", "control")
 _FILES = (
     "__init__.py",
     "errors.py",
+    "kept_runs.py",
     "cli.py",
     "hosts/__init__.py",
     "hosts/dispatch.py",

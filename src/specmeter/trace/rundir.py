@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.kept_runs import note_run
 from specmeter.trace.build import Trace
 from specmeter.trace.environment import measured_environment
 from specmeter.trace.masking import mask_command, mask_env
@@ -106,6 +108,7 @@ class RunWriter:
             raise SpecmeterError(
                 f"{out} cannot be made", str(error.strerror), "Name a writable directory with --out.", Exit.ENVIRONMENT
             ) from error
+        note_run(out)
         facts["env"] = mask_env(facts["env"] if "env" in facts else measured_environment())
         return cls(out, {"id": out.name, "command": mask_command(command), **facts})
 
@@ -184,7 +187,12 @@ class RunWriter:
         self._facts.update(facts)
 
     def finish(self, status: str = "complete") -> None:
-        """Say in run.json that the run is whole; it stays ``partial`` where a write has failed."""
+        """Say in run.json that the run is whole; it stays ``partial`` where a write has failed.
+
+        A folder for logs in which there is none is removed.
+        """
+        with contextlib.suppress(OSError):
+            self.logs.rmdir()
         if self.failure is None:
             self._write_run(status)
 
