@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,9 @@ DESCRIPTION = """\
 specmeter shows where each millisecond of a speculative decoding cycle goes, says why speculation wins or loses
 against plain decoding, and finds the settings that win, on the server where the model runs.
 """
+
+# What a full or failing disk answers a write with: of the environment, wherever it comes up.
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,8 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         hosts, python, arguments = take_hosts(arguments)
         chosen = next((word for word in arguments if not word.startswith("-")), None)
         if hosts and chosen is not None and "--help" not in own and chosen not in FROM_HERE:
-            return run_on_hosts(hosts, python, arguments)
-        return _run(arguments, chosen, hosts, python)
+            code = run_on_hosts(hosts, python, arguments)
+        else:
+            code = _run(arguments, chosen, hosts, python)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a disk that is full is an error with a reason
+        return code
     except SpecmeterError as error:
         tidy_runs()
         _print_error(error, chosen, as_json)
@@ -100,17 +108,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output is gone (`| head`): not a fault, but nothing more can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return int(Exit.DONE)
-    except Exception:
-        fault = SpecmeterError(
-            "specmeter failed: this is a fault of ours, not of your input.",
-            why=f"The traceback is in {_write_crash_log()}",
-            next_step="Please report it with that file.",
-            exit=Exit.INTERNAL,
+    except Exception as error:
+        failure = _explained(error)
+        _print_error(failure, chosen, as_json and failure.exit is Exit.INTERNAL)
+        return int(failure.exit)
+
+
+def _explained(error: Exception) -> SpecmeterError:
+    """An exception that no command expects, as the user's error: a disk that is full, else a fault of ours."""
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        _drop_output()
+        place = f" to {error.filename}" if error.filename else ""
+        return SpecmeterError(
+            f"The output could not be written{place}.",
+            f"{error.strerror}.",
+            "Make room, or write elsewhere. A run that was saved before is whole: `specmeter report DIR` prints it.",
+            Exit.ENVIRONMENT,
         )
-        _print_error(fault, chosen, as_json)
-        return int(fault.exit)
+    return SpecmeterError(
+        "specmeter failed: this is a fault of ours, not of your input.",
+        why=f"The traceback is in {_write_crash_log()}",
+        next_step="Please report it with that file.",
+        exit=Exit.INTERNAL,
+    )
+
+
+def _drop_output() -> None:
+    """Nothing more reaches standard output, so that the interpreter does not try again at its end."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str], chosen: str | None, hosts: Sequence[str], python: str) -> int:
@@ -132,9 +160,13 @@ def _print_error(error: SpecmeterError, command: str | None, as_json: bool) -> N
             "command": command,
             "error": error.as_json(),
         }
-        print(json.dumps(document))
+        try:
+            print(json.dumps(document), flush=True)
+        except OSError:
+            _drop_output()
     # Its words may be a server's, a file's or another host's.
-    print(inert_lines(f"specmeter: {error}"), file=sys.stderr)
+    with contextlib.suppress(OSError):  # both outputs may lie on the same full disk
+        print(inert_lines(f"specmeter: {error}"), file=sys.stderr, flush=True)
 
 
 def _write_crash_log() -> str:

@@ -309,3 +309,17 @@ def test_lines_of_a_command_are_broken_between_words_only(monkeypatch: pytest.Mo
     assert [line for line in lines if len(line) > 40] == [next(line for line in lines if path in line)]
     start = next(i for i, line in enumerate(lines) if line.startswith("warning:"))
     assert lines[start + 1].startswith("  ") and lines[-2:] == ["", "last"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+@pytest.mark.parametrize("words", [["report"], ["report", "--json"], ["no-command", "--json"]])
+def test_a_full_disk_below_the_output_is_no_fault_of_ours(tmp_path: Path, words: list[str]) -> None:
+    trace, requests = record(tmp_path / "link")
+    save(tmp_path / "run", trace, requests, profile(tmp_path))
+    command = [sys.executable, "-m", "specmeter", words[0], str(tmp_path / "run"), *words[1:]]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == done.returncode
+    assert done.returncode == (5 if words[0] == "report" else 2)
+    assert "Traceback" not in done.stderr and "fault of ours" not in done.stderr and "Exception" not in done.stderr
+    assert words[0] != "report" or "No space left on device" in done.stderr
