@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from specmeter.cli import main
 from specmeter.control import find_link, make_link, processes
 from specmeter.control.link import links
+from specmeter.errors import SpecmeterError
 
 MAKER = """
 import sys
@@ -36,3 +41,22 @@ def test_links_that_others_remove_meanwhile_are_no_error(tmp_path: Path) -> None
             assert seen, "the passing link was never met"
         finally:
             maker.kill()
+
+
+def test_status_names_the_engine_beside_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    plan = {"points": [], "engine": "vllm", "engine_version": "0.32.0"}
+    make_link(plan, {}, link_id="mine", command=["python", "-m", "server"])
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.startswith("link mine  vllm 0.32.0  dormant  python -m server\n")
+    assert main(["status", "--json"]) == 0
+    link = json.loads(capsys.readouterr().out)["result"]["links"][0]
+    assert link["engine"] == {"name": "vllm", "version": "0.32.0"}
+
+
+def test_a_link_that_is_not_there_comes_with_the_next_step(tmp_path: Path) -> None:
+    with pytest.raises(SpecmeterError) as error:
+        find_link("mine", tmp_path)
+    assert "specmeter status" in str(error.value)

@@ -14,6 +14,7 @@ from specmeter.control.hits import count_hits
 from specmeter.control.link import Link, find_link, links
 from specmeter.control.processes import Ack, Process, processes
 from specmeter.errors import Exit
+from specmeter.reporters.inert import inert
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -73,13 +74,15 @@ def print_json(command: str, result: dict[str, Any]) -> None:
 
 def _describe(link: Link) -> dict[str, Any]:
     document = link.document()
-    names = {int(point["id"]): str(point["name"]) for point in link.plan()["points"]}
+    plan = link.plan()
+    names = {int(point["id"]): str(point["name"]) for point in plan["points"]}
     found = [_describe_process(process, names) for process in processes(link)]
     reason = None if found else "no process has imported a module of the plan with the runtime on its path"
     wanted = document["state"]
     return {
         "link": link.id,
         "path": str(link.path),
+        "engine": {"name": plan.get("engine"), "version": plan.get("engine_version")},
         "command": document["command"],
         "armed": bool(wanted["armed"]),
         "generation": int(wanted["generation"]),
@@ -118,7 +121,8 @@ def _describe_process(process: Process, names: dict[int, str]) -> dict[str, Any]
 
 def _print_link(entry: dict[str, Any]) -> None:
     state = "armed" if entry["armed"] else "dormant"
-    print(f"link {entry['link']}  {state}  {' '.join(entry['command'])}")
+    engine = inert(" ".join(str(part) for part in entry["engine"].values() if part), 60)
+    print(f"link {entry['link']}  {engine}  {state}  {' '.join(entry['command'])}")
     if entry["armed"] and entry["armed_by"]:
         print(f"  armed by {holder.describe(entry['armed_by'])}")
     if entry["sampling"]:

@@ -227,7 +227,9 @@ def find_link(name: str | None = None, base: Path | None = None) -> Link:
             if link.id == name:
                 return link
         known = ", ".join(link.id for link in found) or "none"
-        raise SpecmeterError(f"There is no link {name}", f"Links of this user: {known}.")
+        raise SpecmeterError(
+            f"There is no link {name}", f"Links of this user: {known}.", "`specmeter status` shows them."
+        )
     if not found:
         raise SpecmeterError("There is no link", "No server was started by `specmeter run` for this user.")
     standing = found if len(found) == 1 else [link for link in found if not _ended(link)]

@@ -19,8 +19,8 @@ def test_a_busy_process_is_seen_and_said() -> None:
     spinner = subprocess.Popen(
         [sys.executable, "-c", "print('up', flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
     )
+    assert spinner.stdout is not None
     try:
-        assert spinner.stdout is not None
         spinner.stdout.readline()
         busy = busy_cores()
         assert busy is not None and busy > BUSY_CORES
