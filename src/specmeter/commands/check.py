@@ -21,7 +21,7 @@ from specmeter.wiring.embedded_source import NAME as EMBEDDED
 from specmeter.wiring.feed import Feed, key_text
 from specmeter.wiring.findings import Severity, in_order
 from specmeter.wiring.flag_checks import Settings
-from specmeter.wiring.locate import Engine, in_environment, in_folder, parse_engine
+from specmeter.wiring.locate import Engine, in_environment, in_folder, installed, parse_engine
 from specmeter.wiring.option_checks import check_options, check_trained
 from specmeter.wiring.report import write_check
 
@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         metavar="NAME[==V]",
-        help="sglang, vllm or specmeter; without it the first two, newest releases known",
+        help="sglang, vllm or specmeter; otherwise those that --python has, or the first two, newest releases known",
     )
     parser.add_argument("--python", metavar="EXE", help="the Python of the server, whose engine source is read")
     parser.add_argument("--path", type=Path, metavar="DIR", help="a folder with the engine's source")
@@ -182,13 +182,13 @@ def _layers(text: str) -> tuple[int, ...]:
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
     if args.engine is None:
-        if args.python or args.path:
+        if args.path:
             raise SpecmeterError(
-                "--python and --path need --engine",
-                "They say where an engine's source is, not which engine it is.",
+                "--path needs --engine",
+                "It says where an engine's source is, not which engine it is.",
                 "Add --engine sglang or --engine vllm.",
             )
-        return []
+        return installed(args.python) if args.python else []
     name, version = parse_engine(args.engine)
     if name == EMBEDDED:
         return [Engine(name, version or __version__, None)]

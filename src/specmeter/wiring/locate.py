@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.wiring.tree import Tree
@@ -63,7 +65,38 @@ def parse_engine(text: str) -> tuple[str, str]:
 
 def in_environment(python: str, name: str) -> Engine:
     """The engine as a Python executable would import it."""
-    question = _QUESTION.replace("NAMES", repr([name]))
+    found = _ask(python, (name,))
+    if name not in found:
+        raise SpecmeterError(
+            f"{name} is not installed for {python}",
+            next_step="Give the Python that starts the server, or --path DIR.",
+            exit=Exit.ENVIRONMENT,
+        )
+    return _found_engine(name, found)
+
+
+def installed(python: str) -> list[Engine]:
+    """The engines that a Python executable would import; specmeter's own only where there is no other.
+
+    Raises SpecmeterError (exit 5) where there is none.
+    """
+    found = _ask(python, _KNOWN)
+    names = [name for name in ENGINES if name in found]
+    if not names and "specmeter" in found:
+        return [Engine("specmeter", found["specmeter"]["version"], None)]
+    if not names:
+        raise SpecmeterError(
+            f"no engine is installed for {python}",
+            f"It has none of {', '.join(ENGINES)}.",
+            "Give the Python that starts the server, or --engine NAME with --path DIR.",
+            Exit.ENVIRONMENT,
+        )
+    return [_found_engine(name, found) for name in names]
+
+
+def _ask(python: str, names: Sequence[str]) -> dict[str, Any]:
+    """Which of the packages the interpreter has, where and in which version, and whether Triton is there."""
+    question = _QUESTION.replace("NAMES", repr(list(names)))
     try:
         done = subprocess.run(
             [python, "-c", question], capture_output=True, text=True, timeout=60, cwd="/", check=False
@@ -71,15 +104,13 @@ def in_environment(python: str, name: str) -> Engine:
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise SpecmeterError(f"cannot run {python}", why=str(fault), exit=Exit.ENVIRONMENT) from None
     try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise SpecmeterError(f"{python} gave no answer", why=done.stderr[-300:], exit=Exit.ENVIRONMENT) from None
-    if name not in found:
-        raise SpecmeterError(
-            f"{name} is not installed for {python}",
-            next_step="Give the Python that starts the server, or --path DIR.",
-            exit=Exit.ENVIRONMENT,
-        )
+    return found
+
+
+def _found_engine(name: str, found: Mapping[str, Any]) -> Engine:
     # vLLM turns Triton off where no GPU driver is active; a build for CPUs never has one.
     triton = bool(found["triton"]) and not str(found[name]["dist"]).endswith("-cpu")
     return Engine(name, found[name]["version"], Tree(Path(found[name]["package"])), triton)

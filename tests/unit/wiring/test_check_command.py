@@ -12,6 +12,7 @@ import pytest
 
 from specmeter.cli import main
 from specmeter.control.link import make_link
+from specmeter.wiring.locate import installed
 from tests.support.wiring_pairs import make
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -84,7 +85,7 @@ def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.Capture
         (["--engine", "sglang==x"], "'x' is not a version"),
         (["--engine", "vllm==" + "9" * 5000], "is not a version"),
         (["--engine", "vllm=="], "--engine vllm== names no version"),
-        (["--path", "/"], "need --engine"),
+        (["--path", "/"], "needs --engine"),
         (["--engine", "vllm", "--path", "/nowhere"], "there is no vllm package"),
         (["--trained", "a,b"], "is not a list of layers"),
         (["--url", "http://127.0.0.1:1"], "--url needs --live"),
@@ -95,6 +96,22 @@ def test_a_warning_fails_only_where_asked(tmp_path: Path, capsys: pytest.Capture
 def test_usage_mistakes(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(tmp_path, *more)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_python_tells_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, "--python", sys.executable, "--json")) in (0, 1)
+    feeds = json.loads(capsys.readouterr().out)["result"]["feeds"]
+    assert {feed["engine"] for feed in feeds} == {"specmeter"}
+    (tmp_path / "site" / "vllm").mkdir(parents=True)
+    (tmp_path / "site" / "vllm" / "__init__.py").touch()
+    (tmp_path / "site" / "vllm-0.32.0.dist-info").mkdir()
+    (tmp_path / "site" / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    found = installed(sys.executable)
+    assert [(engine.name, engine.version) for engine in found] == [("vllm", "0.32.0")]
+    assert found[0].tree is not None
 
 
 @pytest.mark.parametrize("engine", ["vllm==abc", "vllm==", "trt"])
