@@ -23,6 +23,8 @@ else:
 
 # Names (of any script), IPv4 and IPv6 addresses; what is left out here is never part of one.
 _HOST = re.compile(r"[^\s/\\<>\"'`{}|^\[\]@?#,;!*()]+")
+# Numbers as --steps and --concurrency take them, a comma at the end too.
+_LISTED = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9-]*)*")
 _KEYS = {"engine", "command", "env", "url", "link", "settings"}
 
 
@@ -43,6 +45,11 @@ def server_spec(args: argparse.Namespace, default: Sequence[str] = ()) -> Server
     Raises SpecmeterError if they name several, or something unreadable.
     """
     command = tuple(word for index, word in enumerate(args.server_command) if (index, word) != (0, "--"))
+    if command and _LISTED.fullmatch(command[0]):
+        raise SpecmeterError(
+            f"{command[0]} stands alone: it belongs to no option, and no program is called so.",
+            next_step="Write a list of numbers with commas, as 8,10, and the server's command after `--`.",
+        )
     given = [name for name, value in (("--url", args.url), ("--server", args.server), ("-- CMD", command)) if value]
     if len(given) > 1:
         raise SpecmeterError(f"More than one server is named: {' and '.join(given)}.", next_step="Give one of them.")

@@ -49,6 +49,20 @@ def test_a_senseless_number_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["sweep --steps 8 10", "sweep --steps 8, 10 -- vllm serve m", "bench --concurrency 1 4,16", "sweep --steps 1 2-4"],
+)
+def test_a_list_written_with_spaces_is_told_of_commas(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    shown = capsys.readouterr().err
+    assert "list of numbers with commas, as 8,10" in shown and "engine" not in shown
+    assert not list(tmp_path.iterdir())
+
+
 def test_steps_beyond_any_engine_are_refused_for_other_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
