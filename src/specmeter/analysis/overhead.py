@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specmeter.analysis.stats import Interval, Overhead, ab_overhead
+from specmeter.analysis.drawn_effect import METHOD, drawn_effect
+from specmeter.analysis.stats import Interval
 from specmeter.trace.build import RankTrace
 from specmeter.trace.cycles import FIRST, KEPT
 from specmeter.trace.requests import Request
 
-NEIGHBOURS = 41
+
+@dataclass(frozen=True)
+class Overhead:
+    """What the probes add to a cycle: milliseconds and percent of a cycle without them, with intervals."""
+
+    ms: Interval
+    percent: Interval
+    cycles_in: int
+    cycles_out: int
 
 
-def drawn_overhead(rank: RankTrace, requests: Sequence[Request] = (), trim: float = 0.2) -> Overhead | None:
-    """Yuen's interval on the probes' cost, each cycle measured in medians of ``NEIGHBOURS`` clean cycles around it.
+def drawn_overhead(rank: RankTrace, requests: Sequence[Request] = ()) -> Overhead | None:
+    """The probes' cost from cycles in which they were in or out (``drawn_effect``), with a 95 % interval.
 
-    The neighbours take out drift of the machine and growth of the context, alike for both sides; those with probes are
-    not among them, as their cost would be in the measure, more of it by chance here than there. Cycles are chosen
-    without the probes' own values, which cycles of the original code lack: cycles that run while a request waits for
-    its first token are left out, and the one after. Fifths are trimmed, as Wilcox advises for tails as heavy as theirs
-    (Introduction to Robust Estimation and Hypothesis Testing, 2017): 1 cycle in 100 takes 1.5 times the median here.
-    None where nothing was drawn, or with fewer than 10 cycles a side.
+    Cycles are chosen without the probes' own values, which cycles of the original code lack: cycles that run while a
+    request waits for its first token are left out, and the one after. None where nothing was drawn, or with fewer than
+    10 cycles a side.
     """
-    usable = comparable(rank, requests)
-    at = np.flatnonzero(usable)
+    at = np.flatnonzero(comparable(rank, requests))
     inside = rank.cycles.probed[at] == 1
-    clean = np.flatnonzero(~inside)
-    if min(len(clean), len(at) - len(clean)) < 10:
-        return None
     ms = rank.cycles.dur_ns[at] / 1e6
-    place = np.minimum(np.searchsorted(clean, np.arange(len(at))), len(clean) - 1)
-    relative = ms / _local_medians(ms[clean])[place]
-    found = ab_overhead(relative[inside], relative[~inside], trim)
+    found = drawn_effect(ms, inside)
     if found is None:
         return None
-    return replace(found, ms=_scaled(found.ms, float(np.median(ms[clean]))))
+    low, point, high = (100 * math.expm1(effect) for effect in found)
+    count = min(int(inside.sum()), int((~inside).sum()))
+    percent = Interval(low, point, high, 0.95, METHOD, count, "cycle")
+    scale = float(np.median(ms[~inside])) / 100
+    in_ms = Interval(low * scale, point * scale, high * scale, 0.95, METHOD, count, "cycle")
+    return Overhead(in_ms, percent, int(inside.sum()), int((~inside).sum()))
 
 
 def overhead_facts(rank: RankTrace, requests: Sequence[Request]) -> dict[str, Any] | None:
@@ -72,15 +78,3 @@ def near_prefill(rank: RankTrace, requests: Sequence[Request]) -> NDArray[np.boo
     after: NDArray[np.bool_] = prefill.copy()
     after[1:] |= prefill[:-1]
     return after
-
-
-def _local_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    width = min(NEIGHBOURS, len(values))
-    windows = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
-    before = (width - 1) // 2
-    padded: NDArray[np.float64] = np.pad(windows, (before, width - 1 - before), mode="edge")
-    return padded
-
-
-def _scaled(interval: Interval, by: float) -> Interval:
-    return replace(interval, low=interval.low * by, point=interval.point * by, high=interval.high * by)

@@ -17,6 +17,7 @@ from specmeter.analysis.overhead import overhead_facts
 from specmeter.analysis.ranks import rank_tables
 from specmeter.analysis.sampling import Share, clean_cycles, cycle_times, sampling_facts
 from specmeter.analysis.seams import device_facts
+from specmeter.analysis.setting_names import common_steps
 from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import (
     Interval,
@@ -118,6 +119,7 @@ def analyse(
         "version": __version__,
         "engine": {"name": trace.plan.get("engine"), "version": trace.plan.get("engine_version")},
         "setting": setting,
+        "steps": common_steps(rank.cycles.steps[np.flatnonzero(chosen)]),
         "clock": "host",
         "cycle": {
             "mean_ms": cycle.as_json(),

@@ -84,7 +84,7 @@ def sample_cost(
 ) -> Interval | None:
     """What one sampled cycle costs, percent of a clean cycle; None where too few ran to tell.
 
-    The trimmed difference of sampled and clean cycles, and what the sampled one costs its neighbours: the change of
+    The difference of sampled and clean cycles, and what the sampled one costs its neighbours: the change of
     code that puts the probes in, and, where the processes' ``reports`` tell, reading what it left on the device. Cycles
     with a mixture of code, which come with the sampled ones, are counted as dear.
     """

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specmeter.trace.rundir import Run
 
 # What a run calls the setting of requests that asked for none.
 SERVER = ("server", "")
+
+
+def common_steps(steps: NDArray[np.integer]) -> int | None:
+    """The draft steps that all of these cycles took, or None where they differ or are not known."""
+    one = len(steps) > 0 and int(steps.min()) == int(steps.max()) and int(steps.min()) > 0
+    return int(steps[0]) if one else None
 
 
 def shown_setting(run: Run, name: str) -> str:
@@ -17,7 +24,7 @@ def shown_setting(run: Run, name: str) -> str:
         return name or SERVER[0]
     mine = (cycles["setting"] == name) & (cycles["kind"] == "decode") & (cycles["dropped"] == "")
     steps, batch = cycles["steps"][mine], np.maximum(cycles["batch"][mine], 1)
-    one = len(steps) > 0 and int(steps.min()) == int(steps.max()) and int(steps.min()) > 0
+    one = common_steps(steps) is not None
     # A tree's steps do not tell its branches.
     drafted = cycles["drafted"][mine]
     chain = one and bool(np.all((drafted >= 0) & (drafted <= steps * batch)))

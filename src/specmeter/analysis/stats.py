@@ -51,16 +51,6 @@ class Drift:
     n: int
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """What the probes add to a cycle: milliseconds and percent of a cycle without them, with intervals."""
-
-    ms: Interval
-    percent: Interval
-    cycles_in: int
-    cycles_out: int
-
-
 def mean_interval(values: ArrayLike, unit: str, level: float = 0.95) -> Interval:
     """Student's t interval on the mean of independent units."""
     x = np.asarray(values, float)
@@ -146,35 +136,6 @@ def trimmed_mean(values: ArrayLike, trim: float = 0.1) -> float:
     x = np.sort(np.asarray(values, float))
     cut = int(trim * len(x))
     return float(x[cut : len(x) - cut].mean())
-
-
-def ab_overhead(with_ms: ArrayLike, without_ms: ArrayLike, trim: float = 0.1, level: float = 0.95) -> Overhead | None:
-    """What cycles with probes take more than cycles without, both drawn at random from cycle to cycle.
-
-    Yuen's interval on the difference of trimmed means (Yuen, Biometrika 61, 1974).
-    None for fewer than 10 cycles a side.
-    """
-    a, b = np.asarray(with_ms, float), np.asarray(without_ms, float)
-    if min(len(a), len(b)) < 10:
-        return None
-    (mean_a, va, ha), (mean_b, vb, hb) = _yuen(a, trim), _yuen(b, trim)
-    se = math.sqrt(va + vb)
-    df = (va + vb) ** 2 / (va**2 / (ha - 1) + vb**2 / (hb - 1)) if se > 0 else float(min(ha, hb) - 1)
-    method = f"Yuen's t on {100 * trim:.0f} % trimmed means"
-    ms = _t_interval(mean_a - mean_b, se, df, level, method, min(len(a), len(b)), "cycle")
-    scale = 100 / mean_b
-    percent = Interval(ms.low * scale, ms.point * scale, ms.high * scale, level, method, ms.n, "cycle")
-    return Overhead(ms, percent, len(a), len(b))
-
-
-def _yuen(x: Floats, trim: float) -> tuple[float, float, int]:
-    """Trimmed mean, its squared standard error and the number of values it rests on."""
-    ordered = np.sort(x)
-    cut = int(trim * len(x))
-    kept = len(x) - 2 * cut
-    winsorized = np.clip(ordered, ordered[cut], ordered[len(x) - cut - 1])
-    spread = (len(x) - 1) * float(winsorized.var(ddof=1)) / (kept * (kept - 1))
-    return float(ordered[cut : len(x) - cut].mean()), spread, kept
 
 
 def _se(x: Floats) -> float:
