@@ -44,4 +44,5 @@ def _tidy(path: Path) -> None:
     if [entry.name for entry in path.iterdir()] == ["run.json"]:
         (path / "run.json").unlink()
         path.rmdir()
-        path.parent.rmdir()  # ./specmeter-runs, if it was the only one
+        if path.parent.name == "specmeter-runs":  # ours, where no --out was given
+            path.parent.rmdir()  # if it was the only one
