@@ -14,7 +14,7 @@ from specmeter import __version__
 from specmeter.control.holder import describe, holder
 from specmeter.control.link import Link, find_link
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.check_words import check_sentence, check_word
+from specmeter.reporters.check_words import check_sentence, wiring_word
 from specmeter.reporters.inert import inert
 from specmeter.wiring.check import Result, check_pair, open_pair
 from specmeter.wiring.embedded_source import NAME as EMBEDDED
@@ -103,7 +103,7 @@ def _print(result: Result) -> None:
     """The verdict and the lines below it; plain where the report's library is not there, as on another host."""
     lines = io.StringIO()
     write_check(result, lines)
-    sentence, word = check_sentence(_result(result)), check_word(_result(result))
+    sentence, word = check_sentence(_result(result)), wiring_word(_result(result))
     try:
         from specmeter.reporters.terminal import print_headed
     except ModuleNotFoundError:

@@ -42,7 +42,7 @@ from specmeter.commands.serve import DEFAULT_STEPS
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.reporters.check_words import check_sentence, check_word
+from specmeter.reporters.check_words import check_sentence, wiring_word
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.device import device_rings
@@ -123,9 +123,8 @@ def measure(
         base, more, warning = _second_start(spec, how, writer, progress, chosen, sending(args), budget, deep)
         requests += more
         warnings += [warning] if warning else []
-    document = analyse(
-        taken.trace, requests, base, rings=device_rings(writer.path), share=taken.share, reports=taken.reports
-    )
+    rings = device_rings(writer.path)
+    document = analyse(taken.trace, requests, base, _name(settings[0]), rings, taken.share, taken.reports)
     document["prompts"] = {"set": prompts.name, "count": len(chosen), "max_tokens": args.max_tokens}
     document["engine_counters"] = _counters(taken.counted)
     document["deep"] = deep_document(writer, taken.trace, warnings)
@@ -135,7 +134,7 @@ def measure(
     wiring = keep_wiring(writer, spec, taken.trace.plan) if not place.names else None
     if not place.names:
         keep_server(writer, spec, taken.trace.plan)
-    document["wiring"] = {"word": check_word(wiring), "sentence": check_sentence(wiring)} if wiring else None
+    document["wiring"] = {"word": wiring_word(wiring), "sentence": check_sentence(wiring)} if wiring else None
     writer.keep(taken.trace, requests)
     writer.keep_analysis(document, render_analysis(document))
     warnings += place.notes()

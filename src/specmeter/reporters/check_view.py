@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from specmeter.reporters.check_words import check_sentence, check_word, states
+from specmeter.reporters.check_words import check_sentence, states, wiring_word
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import VERDICTS, heading, make_table, remark, verdict_line
 
 
 def check_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of the report of ``result`` of `specmeter check --json`; ``width`` in columns."""
-    yield verdict_line(check_sentence(document), check_word(document))
+    yield verdict_line(check_sentence(document), wiring_word(document))
     head, trained = document["head"], document["trained"]
     yield heading("Wiring (H[0] is the embedding output, H[k] the output of decoder layer k-1)")
     yield remark(f"target: {inert(document['target'], 200)}, {document['target_layers']} layers")

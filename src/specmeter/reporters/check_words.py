@@ -8,10 +8,15 @@ from typing import Any
 from specmeter.reporters.inert import inert
 
 
-def check_word(document: Mapping[str, Any]) -> str:
-    """The style of the verdict: ``error`` or ``faster``."""
-    unknown = any(found["id"] == "head-kind" for found in document["findings"])
-    return "error" if document["errors"] else "inconclusive" if unknown else "faster"
+def wiring_word(document: Mapping[str, Any]) -> str:
+    """The verdict in one word, for programs and for its style: ``right``, ``wrong``, ``doubtful`` or ``unknown``."""
+    if document["errors"]:
+        return "wrong"
+    trained = document["trained"]["states"]
+    if trained is None or any(found["id"] == "head-kind" for found in document["findings"]):
+        return "unknown"
+    fed = [feed["states"] for feed in document["feeds"] if feed["used_by_default"]]
+    return "right" if all(each == trained for each in fed) else "doubtful"
 
 
 def check_sentence(document: Mapping[str, Any]) -> str:

@@ -18,7 +18,10 @@ COLOURS = {
     "draft": "cyan", "verify": "magenta", "accept": "yellow", "extend": "blue", "kv": "green",
     "schedule": "bright_blue", "wait": "bright_black", "other": "white", "glue": "bright_black", "unattributed": "red",
 }  # fmt: skip
-VERDICTS = {"faster": "green", "slower": "red", "error": "red", "warning": "yellow"}
+VERDICTS = {
+    "faster": "green", "slower": "red", "error": "red", "warning": "yellow",
+    "right": "green", "wrong": "red", "doubtful": "yellow",
+}  # fmt: skip
 NARROW, MIDDLE = 64, 84
 LABEL = 10
 
