@@ -44,6 +44,8 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield verdict_line(document["verdict"]["sentence"], document["verdict"]["word"])
     if mostly_stalled(document["cycle"].get("stalled")):
         yield remark(mostly_stalled(document["cycle"].get("stalled")))
+    if setting_line(document):
+        yield remark(setting_line(document))
     yield ""
     yield from _bars(document, width)
     yield heading("Where the cycle goes")
@@ -67,6 +69,14 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield from _sureness(document)
     yield from ranks_parts(document, width)
     yield from collectives_parts(document, width)
+
+
+def setting_line(document: Mapping[str, Any]) -> str:
+    """What was measured: ``Setting: k=2``, for a server's own by the steps of its cycles; empty where none tells it."""
+    name, steps = document.get("setting"), document.get("steps")
+    if name in (None, "", "server"):
+        name = f"k={steps}, the server's own" if steps else ""
+    return f"Setting: {inert(name, 60)}" if name else ""
 
 
 def cycle_shares(document: Mapping[str, Any]) -> list[tuple[str, float]]:

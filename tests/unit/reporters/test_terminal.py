@@ -22,6 +22,7 @@ from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.recipes.loader import built_in_engines
 from specmeter.reporters.bench_view import bench_sentence
+from specmeter.reporters.check_words import wiring_word
 from specmeter.reporters.language import LETTERS
 from specmeter.reporters.levers import levers
 from specmeter.reporters.numbers import accept_range, bounds, no_interval, plus_minus, span, units
@@ -62,6 +63,30 @@ def test_every_kind_starts_with_the_verdict_and_fits(tmp_path: Path, width: int)
         assert text.startswith(first)
         assert max(len(line) for line in text.splitlines()) <= width
         assert "\x1b" not in text and "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        ({"setting": "k=3", "steps": 3}, "Setting: k=3"),
+        ({"setting": "server", "steps": 2}, "Setting: k=2, the server's own"),
+        ({"setting": None, "steps": None}, ""),
+    ],
+)
+def test_the_first_lines_of_a_profile_name_the_setting(tmp_path: Path, known: dict[str, Any], line: str) -> None:
+    lines = render_analysis({**profile(tmp_path), **known}, 200).splitlines()
+    assert lines[0].startswith("Speculation wins") and lines[1] == line
+
+
+def test_the_wiring_has_words_of_its_own() -> None:
+    found = check_result()
+    assert found["errors"] and wiring_word(found) == "wrong"
+    fed = found["feeds"][0]["states"]
+    feed = {**found["feeds"][0], "used_by_default": True}
+    sound: dict[str, Any] = {**found, "errors": 0, "findings": [], "feeds": [feed]}
+    assert wiring_word({**sound, "trained": {"states": fed}}) == "right"
+    assert wiring_word({**sound, "trained": {"states": [0, 1, 2]}}) == "doubtful"
+    assert wiring_word({**sound, "trained": {"states": None}}) == "unknown"
 
 
 def test_bars_share_one_scale(tmp_path: Path) -> None:
