@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,27 +27,38 @@ class Load:
     """How calls are sent: ``concurrency`` at once, or in open loop at ``rate`` a second (Poisson, seeded) if not None.
 
     ``stop_on_error`` sends nothing more after the first failure: a comparison with a hole in it is worth nothing.
+    The streams of ``concurrency`` begin evenly over ``ramp_s`` seconds, the first at once and the last at the end.
     """
 
     concurrency: int = 1
     rate: float | None = None
     seed: int = 0
     stop_on_error: bool = True
+    ramp_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise SpecmeterError(f"concurrency is {self.concurrency}; it must be 1 or more.")
         if self.rate is not None and not 0 < self.rate < 1e6:
             raise SpecmeterError(f"rate is {self.rate}; it must be above 0 requests a second.")
+        if not 0 <= self.ramp_s < 1e6:
+            raise SpecmeterError(f"The ramp is {self.ramp_s} seconds; it must be 0 or more.")
+        if self.ramp_s and self.rate is not None:
+            raise SpecmeterError("A ramp begins streams one after another, and requests at a rate have none.")
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The outcomes in the order of the calls, the wall time, and what the generator itself used of one core."""
+    """The outcomes in the order of the calls, the wall time, and what the generator itself used of one core.
+
+    ``full_ns``: when the last stream began, on the clock of the outcomes; None where the work ran out before (or at a
+    rate).
+    """
 
     outcomes: tuple[Outcome, ...]
     wall_s: float
     own_cpu_share: float
+    full_ns: int | None = None
 
 
 def drive(
@@ -54,16 +66,17 @@ def drive(
 ) -> LoadResult:
     """Send all calls and wait for the answers; ``on_done`` hears of each as it ends."""
     began, cpu = time.perf_counter(), time.process_time()
-    outcomes = asyncio.run(_drive(base_url, model, calls, load, api, on_done))
+    outcomes, full_ns = asyncio.run(_drive(base_url, model, calls, load, api, on_done))
     wall = time.perf_counter() - began
-    return LoadResult(tuple(outcomes), wall, (time.process_time() - cpu) / wall if wall else 0.0)
+    return LoadResult(tuple(outcomes), wall, (time.process_time() - cpu) / wall if wall else 0.0, full_ns)
 
 
 async def _drive(
     base_url: str, model: str, calls: Sequence[Call], load: Load, api: Api, on_done: OnDone
-) -> list[Outcome]:
+) -> tuple[list[Outcome], int | None]:
     limit = load.concurrency if load.rate is None else len(calls)
     results: dict[int, Outcome] = {}
+    full_ns: int | None = None
     async with Client(base_url, model, api, connections=max(1, limit)) as client:
 
         async def one(index: int) -> bool:
@@ -73,24 +86,39 @@ async def _drive(
             return not (outcome.error and load.stop_on_error)
 
         if load.rate is None:
-            await _closed_loop(one, len(calls), load.concurrency)
+            full_ns = await _closed_loop(one, len(calls), load)
         else:
             await _open_loop(one, len(calls), load.rate, load.seed)
-    return [results[index] for index in sorted(results)]
+    return [results[index] for index in sorted(results)], full_ns
 
 
-async def _closed_loop(one: Callable[[int], Coroutine[object, object, bool]], count: int, concurrency: int) -> None:
+async def _closed_loop(one: Callable[[int], Coroutine[object, object, bool]], count: int, load: Load) -> int | None:
+    """Gives when the last stream began its first request; None where nothing was left for it."""
     queue = iter(range(count))
-    going = True
+    streams = min(load.concurrency, count)
+    going, full_ns, over = True, None, asyncio.Event()
 
-    async def worker() -> None:
-        nonlocal going
+    async def stream(number: int) -> None:
+        nonlocal going, full_ns
+        with contextlib.suppress(asyncio.TimeoutError):
+            # A stream that is to begin after the work has run out holds nothing up.
+            if number:
+                await asyncio.wait_for(over.wait(), stream_start_s(number, streams, load.ramp_s))
         for index in queue:
             if not going:
-                return
+                break
+            if number == streams - 1 and full_ns is None:
+                full_ns = time.perf_counter_ns()
             going = await one(index) and going
+        over.set()
 
-    await asyncio.gather(*(worker() for _ in range(min(concurrency, count))))
+    await asyncio.gather(*(stream(number) for number in range(streams)))
+    return full_ns
+
+
+def stream_start_s(number: int, streams: int, ramp_s: float) -> float:
+    """When a stream begins, seconds after the first: evenly spaced, the last of ``streams`` at ``ramp_s``."""
+    return ramp_s * number / (streams - 1) if streams > 1 else 0.0
 
 
 async def _open_loop(one: Callable[[int], Coroutine[object, object, bool]], count: int, rate: float, seed: int) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from specmeter import __version__
@@ -12,9 +15,10 @@ from specmeter.bench.acceptance import acceptance
 from specmeter.bench.client import Outcome
 from specmeter.bench.load import Load, as_request, lateness_ms, percentiles, raise_failure, summarise
 from specmeter.bench.progress import Progress
-from specmeter.bench.prompts import PromptSet
-from specmeter.bench.schedule import call, warm_up
+from specmeter.bench.prompts import Prompt, PromptSet
+from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Session, session
+from specmeter.bench.steady import steady_part, summarise_steady
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
@@ -36,6 +40,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench``."""
     parser.add_argument(
         "--concurrency", default="1", metavar="LIST", help="requests at once, such as 1,4,16 (default: 1)"
+    )
+    parser.add_argument(
+        "--ramp", type=float, default=0.0, metavar="SECONDS",
+        help="begin a level's streams evenly over so long; requests begun meanwhile, and those under way when the "
+        "first stream runs out of work, are left out of the figures (default: 0: all at once, and all requests count)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="requests before the first level, never counted (default: 1)"
     )
     parser.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (seeded)")
     parser.add_argument("--api", choices=("chat", "completions", "generate"), default="chat", help="(default: chat)")
@@ -65,12 +77,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _levels(args: argparse.Namespace) -> list[Load]:
+    if not 0 <= args.ramp < math.inf:
+        raise SpecmeterError(f"--ramp is {args.ramp}.", "It must be 0 or a number of seconds above.")
+    if args.warmup < 0:
+        raise SpecmeterError(f"--warmup is {args.warmup}.", "It must be 0 or more requests.")
     if args.rate is not None:
+        if args.ramp:
+            raise SpecmeterError(
+                "--ramp goes with --concurrency, not with --rate.", "Requests that arrive by chance have no streams."
+            )
         return [Load(rate=args.rate, seed=args.seed, stop_on_error=False)]
     words = args.concurrency.split(",")
     if not all(word.isascii() and word.isdigit() for word in words):
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers.", next_step="Write 1,4,16.")
-    return [Load(int(word), seed=args.seed, stop_on_error=False) for word in words]
+    return [Load(int(word), seed=args.seed, stop_on_error=False, ramp_s=args.ramp) for word in words]
 
 
 def _measure(
@@ -78,10 +98,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """Each level in turn, its requests saved at once; one at which every request fails ends it with the reason."""
     send, chosen = sending(args), prompts.sample(args.requests, args.seed)
-    warm = running.drive("warm-up", warm_up(chosen[0], [None], None, send), api=args.api)
-    if warm.outcomes[0].error:
-        running.check_death()
-    raise_failure(warm.outcomes, "The warm-up failed.")
+    _warm_up(running, chosen, send, args)
     results: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
     for block, load in enumerate(levels):
@@ -93,7 +110,26 @@ def _measure(
         counted = running.server.metrics().since(before)
         level = {"concurrency": None if load.rate else load.concurrency, "rate_per_s": load.rate}
         late = percentiles(lateness_ms(result.outcomes, load))
-        results.append({**level, **summarise(result), "late_ms": late, **acceptance(result.outcomes, counted)})
+        found, steady = summarise(result), result.outcomes
+        if load.ramp_s:
+            found = summarise_steady(result, load.ramp_s)
+            steady = steady_part(result.outcomes, result.full_ns).outcomes
+        results.append({**level, **found, "late_ms": late, **acceptance(steady, counted)})
         outcomes += result.outcomes
         writer.keep(requests=[as_request(outcome) for outcome in outcomes])
     return results
+
+
+def _warm_up(running: Session, chosen: Sequence[Prompt], send: Sending, args: argparse.Namespace) -> None:
+    """``--warmup`` requests, one at a time, with the prompts in turn. Raises SpecmeterError (exit 4) for a failure."""
+    prompts = [chosen[number % len(chosen)] for number in range(args.warmup)]
+    calls = [
+        replace(each, request_id=f"{each.request_id}-{number}")
+        for number, prompt in enumerate(prompts)
+        for each in warm_up(prompt, [None], None, send)
+    ]
+    if calls:
+        warm = running.drive("warm-up", calls, api=args.api)
+        if warm.outcomes[0].error:
+            running.check_death()
+        raise_failure(warm.outcomes, "The warm-up failed.")

@@ -25,6 +25,8 @@ Send = Callable[[dict[str, Any], bytes], None]
 class Drive:
     """One load: ``calls`` are request bodies, sent ``concurrency`` at once or at their ``due_s`` (seconds from now).
 
+    Where ``ramp_s`` is given, the streams of ``concurrency`` begin evenly over so many seconds.
+
     ``done(message, payload)`` hears of each as it ends: ``{"index", "send_ns", "end_ns", "arrivals_ns", "status",
     "problem"}``, the payload being the compressed event data, each with its length before it. ``stop`` sends no more.
     """
@@ -36,6 +38,9 @@ class Drive:
         self.concurrency = int(request["concurrency"])
         self.due_s: list[float] | None = request.get("due_s")
         self.stop_on_error = bool(request["stop_on_error"])
+        self.ramp_s = float(request.get("ramp_s", 0.0))
+        self.full_ns: int | None = None
+        self._over = threading.Event()
         self._calls = calls
         self._done = done
         self._next = iter(range(len(calls)))
@@ -46,20 +51,32 @@ class Drive:
         """Send nothing more; what is under way is answered still."""
         self._stopped = True
 
-    def run(self) -> dict[str, float]:
-        """Send all and wait; gives ``wall_s`` and ``cpu_share``, what this process used of one core meanwhile."""
+    def run(self) -> dict[str, float | None]:
+        """Send all and wait; gives ``wall_s``, ``cpu_share`` and ``full_ns``.
+
+        They are the time it took, what this process used of one core meanwhile, and when the last stream began.
+        """
         began, cpu = time.perf_counter(), time.process_time()
         if self.due_s is None:
-            targets = [self._closed] * min(self.concurrency, len(self._calls))
-            threads = [threading.Thread(target=target, daemon=True) for target in targets]
-            for thread in threads:
+            streams = min(self.concurrency, len(self._calls))
+            threads = [
+                threading.Thread(target=self._closed, args=(number == streams - 1,), daemon=True)
+                for number in range(streams)
+            ]
+            for number, thread in enumerate(threads):
+                due = self.ramp_s * number / max(1, streams - 1)
+                # A stream that is to begin after the work has run out holds nothing up.
+                if number and self._over.wait(max(0.0, began + due - time.perf_counter())):
+                    threads = threads[:number]
+                    break
                 thread.start()
         else:
             threads = self._open(began, self.due_s)
         for thread in threads:
             thread.join()
         wall = time.perf_counter() - began
-        return {"wall_s": wall, "cpu_share": (time.process_time() - cpu) / wall if wall else 0.0}
+        share = (time.process_time() - cpu) / wall if wall else 0.0
+        return {"wall_s": wall, "cpu_share": share, "full_ns": self.full_ns}
 
     def _open(self, began: float, due_s: list[float]) -> list[threading.Thread]:
         threads = []
@@ -79,16 +96,19 @@ class Drive:
         finally:
             connection.close()
 
-    def _closed(self) -> None:
+    def _closed(self, last: bool) -> None:
         connection = _Connection(self.url, self.timeout_s)
         try:
             while not self._stopped:
                 with self._lock:
                     index = next(self._next, None)
                 if index is None:
-                    return
+                    break
+                if last and self.full_ns is None:
+                    self.full_ns = time.perf_counter_ns()
                 self._one(connection, index)
         finally:
+            self._over.set()
             connection.close()
 
     def _one(self, connection: _Connection, index: int) -> None:

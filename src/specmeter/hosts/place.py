@@ -220,6 +220,7 @@ class There:
                 concurrency=load.concurrency,
                 due_s=None if load.rate is None else _arrivals(len(calls), load.rate, load.seed),
                 stop_on_error=load.stop_on_error,
+                ramp_s=load.ramp_s,
             )
         except KeyboardInterrupt:
             self.relay.call("halt", drive=number)
@@ -230,7 +231,7 @@ class There:
         outcomes = [driven.outcomes[index] for index in sorted(driven.outcomes)]
         if len(outcomes) < len(calls) and not (load.stop_on_error and any(one.error for one in outcomes)):
             raise self.relay.named(sent(f"{len(outcomes)} outcomes of {len(calls)} requests"))
-        return LoadResult(tuple(outcomes), float(answer["wall_s"]), float(answer["cpu_share"]))
+        return LoadResult(tuple(outcomes), float(answer["wall_s"]), float(answer["cpu_share"]), answer["full_ns"])
 
     def busy_warning(self) -> str | None:
         """Of that host."""

@@ -158,7 +158,7 @@ ANSWERS: dict[str, dict[str, Check]] = {
         "status": lambda value: _count(value) and 100 <= value <= 999,
         "headers": _all(lambda pair: isinstance(pair, list) and len(pair) == 2 and all(map(_text, pair))),
     },
-    "drive": {"wall_s": _amount, "cpu_share": _amount},
+    "drive": {"wall_s": _amount, "cpu_share": _amount, "full_ns": _maybe(_integer)},
 }
 EVENTS: dict[str, dict[str, Check]] = {
     "process": {"link": _text, "name": _text, "alive": _flag},

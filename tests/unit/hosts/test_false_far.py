@@ -112,7 +112,8 @@ def test_a_far_side_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatc
     [
         ("ping", {"perf_counter_ns": 10**30, "time_ns": 1}),
         ("drive", {"wall_s": float("nan"), "cpu_share": 0.5}),
-        ("drive", {"wall_s": 1.0, "cpu_share": "x"}),
+        ("drive", {"wall_s": 1.0, "cpu_share": "x", "full_ns": 1}),
+        ("drive", {"wall_s": 1.0, "cpu_share": 0.5, "full_ns": 1.5}),
         ("http", {"status": "abc", "headers": []}),
         ("http", {"status": 200, "headers": [["a"]]}),
         ("start", {"pid": 1, "secrets": [""]}),
