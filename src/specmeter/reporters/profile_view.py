@@ -38,6 +38,9 @@ from specmeter.reporters.numbers import (
 from specmeter.reporters.ranks_view import ranks_parts
 from specmeter.reporters.sampling_words import sampling_lines
 
+# What a reason for leaving cycles out means, where its words do not tell.
+_WHY = {"outside of every request": " (none of those sent here: the server was idle, or another client's)"}
+
 
 def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The parts of a profile's report, in order; ``width`` in columns."""
@@ -245,7 +248,7 @@ def _sureness(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     sampling = sampling_lines(document.get("sampling"))
     yield from (remark(line) for line in sampling)
     yield from () if sampling else _overhead(document["overhead"])
-    left_out = ", ".join(f"{count} {inert(why)}" for why, count in cycle["dropped"].items())
+    left_out = ", ".join(f"{count} {inert(why)}{_WHY.get(why, '')}" for why, count in cycle["dropped"].items())
     kinds = ", ".join(f"{count} {inert(kind)}" for kind, count in cycle["kinds"].items() if count and kind != "decode")
     yield remark(f"Left out: {left_out or 'nothing'}" + (f"; other kinds: {kinds}" if kinds else ""))
     if stalled_line(cycle.get("stalled")) and not mostly_stalled(cycle.get("stalled")):

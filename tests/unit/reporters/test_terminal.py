@@ -78,6 +78,13 @@ def test_the_first_lines_of_a_profile_name_the_setting(tmp_path: Path, known: di
     assert lines[0].startswith("Speculation wins") and lines[1] == line
 
 
+def test_cycles_outside_of_every_request_are_explained(tmp_path: Path) -> None:
+    document = profile(tmp_path)
+    document["cycle"]["dropped"] = {"outside of every request": 22, "first after arming": 1}
+    text = render_analysis(document, 200)
+    assert "22 outside of every request (none of those sent here: the server was idle, or another client's), 1" in text
+
+
 def test_the_wiring_has_words_of_its_own() -> None:
     found = check_result()
     assert found["errors"] and wiring_word(found) == "wrong"
