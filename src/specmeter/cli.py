@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -142,6 +143,8 @@ def _drop_output() -> None:
 
 
 def _run(arguments: list[str], chosen: str | None, hosts: Sequence[str], python: str) -> int:
+    if chosen is not None and arguments[0] == chosen:
+        _check_name(chosen)
     parser = build_parser(chosen)
     args = parser.parse_args(arguments)
     args.on, args.far_python = tuple(hosts), python
@@ -150,6 +153,16 @@ def _run(arguments: list[str], chosen: str | None, hosts: Sequence[str], python:
         return int(Exit.USAGE)
     entry = next(entry for entry in ENTRIES if entry.name == args.command)
     return entry.load().run(args)
+
+
+def _check_name(name: str) -> None:
+    """Raise SpecmeterError for a command that there is not, with those whose names are near."""
+    names = [entry.name for entry in ENTRIES]
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, 2, 0.6)
+    meant = f"Did you mean {' or '.join(f'`specmeter {word}`' for word in near)}? " if near else ""
+    raise SpecmeterError(f"There is no command {name!r}.", next_step=f"{meant}`specmeter --help` lists all.")
 
 
 def _print_error(error: SpecmeterError, command: str | None, as_json: bool) -> None:

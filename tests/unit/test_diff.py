@@ -116,6 +116,18 @@ def test_what_was_set_differently_is_listed(pair: tuple[Path, Path], tmp_path: P
     assert any(name.startswith("plan.point verify.forward") for name in found)
 
 
+def test_the_load_has_the_names_of_its_options(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = save_run(tmp_path / "c")
+    for path, tokens in ((pair[0], 64), (other, 128)):
+        document = json.loads((path / "analysis.json").read_text())
+        write_json(
+            path / "analysis.json", {**document, "prompts": {"set": "built-in", "count": 2, "max_tokens": tokens}}
+        )
+    found = {c.name: (c.a, c.b) for c in changes(specmeter.load(pair[0]), specmeter.load(other))}
+    assert found["answer length (--max-tokens)"] == ("64", "128")
+    assert not any(name.startswith(("analysis.prompts", "analysis.setting")) for name in found)
+
+
 def with_starts(run: Path, starts: list[int]) -> Path:
     table = read_table(run, "requests")
     table["start"] = np.array([starts[int(p[1:])] for p in table["prompt_id"]])

@@ -22,6 +22,10 @@ class Change:
     b: str | None
 
 
+# What the load of a run is called, and the option that sets it.
+_LOAD = {"set": "prompt set", "count": "number of prompts (--requests)", "max_tokens": "answer length (--max-tokens)"}
+
+
 def changes(a: Run, b: Run) -> list[Change]:
     """The facts of run.json, setting, engine and plan that differ, by name; secrets were masked when saved."""
     left, right = dict(_facts(a)), dict(_facts(b))
@@ -35,8 +39,11 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if isinstance(settings, list):
         # Two runs of one step count do not differ because one took it from the server and the other asked for it.
         yield from _flat("settings", [shown_setting(run, str(name)) for name in settings])
-    for key in ("engine", "setting", "clock", "prompts"):
+    for key in ("engine", "clock"):
         yield from _flat(f"analysis.{key}", run.analysis.get(key))
+    prompts = run.analysis.get("prompts")
+    for key, value in (prompts if isinstance(prompts, Mapping) else {"set": prompts}).items():
+        yield from _flat(_LOAD.get(str(key), f"analysis.prompts.{key}"), value)
     plan = run.plan
     for key in ("engine", "engine_version", "recipe_sha256", "python"):
         yield from _flat(f"plan.{key}", plan.get(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,15 @@ def _apply(args: argparse.Namespace) -> int:
         print(f"{path}: {'patched' if outcome == 'applied' else 'is patched already: nothing done'}")
     state = "made" if done.link_made else "there already"
     print(f"link {done.link.id} ({done.link.path}) {state}; servers started from now on show up in `specmeter status`")
+    print(next_steps(done.link.id, list(done.outcomes), args.armed))
     return int(Exit.DONE)
+
+
+def next_steps(link: str, files: list[str], armed: bool) -> str:
+    """What comes after the patch: how to put the probes in, unless servers start with them, and how to undo it."""
+    arm = "" if armed else f"`specmeter arm --link {link}` puts the probes in; "
+    files_shown = " ".join(map(shlex.quote, files))
+    return f"{arm}`specmeter patch restore {files_shown}` brings the original back"
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -104,7 +104,7 @@ def _write_page(saved: Run, path: Path, wiring: Path | None) -> int:
     if path.is_dir():
         raise SpecmeterError(f"{path} is a directory", next_step=f"Write --html {path / 'report.html'}.")
     write_page(saved, path, _read_wiring(wiring) if wiring is not None else None)
-    print(f"saved: {path}")
+    print(f"saved: {path.absolute()}")
     return int(Exit.DONE)
 
 

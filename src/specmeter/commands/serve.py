@@ -21,12 +21,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for any (default: 8000)")
-    parser.add_argument("--speculative-num-steps", type=int, metavar="N", help="draft steps a cycle; 0: no speculation")
     parser.add_argument(
-        "--speculative-eagle-topk", type=int, default=1, metavar="N", help="branches a step; 1: a chain"
+        "--speculative-num-steps",
+        type=int,
+        metavar="N",
+        help=f"draft steps a cycle; 0: no speculation (default: {DEFAULT_STEPS}, or 0 without a draft head)",
     )
     parser.add_argument(
-        "--speculative-num-draft-tokens", type=int, metavar="N", help="tokens verified a cycle, root too"
+        "--speculative-eagle-topk", type=int, default=1, metavar="N", help="branches a step; 1: a chain (default: 1)"
+    )
+    parser.add_argument(
+        "--speculative-num-draft-tokens",
+        type=int,
+        metavar="N",
+        help="tokens verified a cycle, root too (default: steps + 1 for a chain, else the whole tree, at most 64)",
     )
     parser.add_argument(
         "--speculative-draft-p-min",
@@ -61,9 +69,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     parser.add_argument(
-        "--max-context", type=int, default=4096, metavar="N", help="tokens of prompt and answer together"
+        "--max-context",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="tokens of prompt and answer together (default: 4096)",
     )
-    parser.add_argument("--max-queue", type=int, default=64, metavar="N", help="waiting requests before 503")
+    parser.add_argument(
+        "--max-queue", type=int, default=64, metavar="N", help="waiting requests before 503 (default: 64)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
