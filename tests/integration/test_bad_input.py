@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], int, str]] = {
     "no such engine": (nothing, ["plan", "--engine", "sglang==0.5.16"], 5, "sglang is not in the environment of"),
     "no such engine to run": (nothing, ["run", "--engine", "sglang==0.5.16", *RUN[3:]], 5, "sglang is not in the"),
     "no metadata": (nothing, ["plan", "--engine", "sglang"], 5, "no metadata of sglang"),
-    "an empty tree": (nothing, ["plan", "--engine", "vllm", "--path", "run"], 5, "holds no package vllm"),
+    "an empty tree": (nothing, ["plan", "--engine", "vllm", "--path", "run"], 5, "holds no package or module vllm"),
     "version outside": (nothing, [*PLAN, "--engine", "toy==4.0"], 3, "toy 4.0 is outside every range"),
     "version outside, run": (nothing, ["run", "--engine", "toy==4.0", *RUN[1:]], 3, "outside every range"),
     "renamed classes": (renamed, RUN, 1, "nearest: FastWorker.step"),

@@ -105,6 +105,31 @@ def test_run_arm_status_disarm_and_the_servers_own_end(place: Path) -> None:
             server.wait(60)
 
 
+@pytest.mark.parametrize("form", ["script", "module", "safe"])
+def test_a_module_beside_the_script_is_found_as_python_finds_it(
+    place: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    (place / "here.py").write_text("import toysrv; print('found')")
+    words = {"script": [str(place / "here.py")], "module": ["-m", "here"], "safe": ["-I", str(place / "here.py")]}[form]
+    if form == "module":
+        monkeypatch.chdir(place)
+    done = specmeter("run", "--recipe", str(place / "toy.toml"), "--", sys.executable, *words)
+    if form == "safe":
+        assert done.returncode == 5 and "is not in the environment" in done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+        assert "did not come up" not in done.stderr
+
+
+def test_a_tree_may_hold_the_module_as_one_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    words = ["plan", "--recipe", str(place / "toy.toml"), "--path", str(place), "--json"]
+    assert "holds no package" not in specmeter(*words).stderr
+    done = specmeter(*words, "--engine", "toy==1.0")
+    assert done.returncode == 0 and result(done)["points"], done.stderr
+
+
 def started(place: Path, server: Path, **how: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "specmeter", "run", "--recipe", str(place / "toy.toml"), "--"]
     return subprocess.Popen(

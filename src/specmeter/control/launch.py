@@ -17,6 +17,7 @@ from specmeter.control.link import Link
 from specmeter.control.processes import processes
 from specmeter.control.signals import TERMINATING
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.source.process import started_first
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # How long a server's workers may take to follow it, and again after they were told. vLLM's end within a second.
@@ -69,6 +70,28 @@ def interpreter_of(command: Sequence[str], env: Mapping[str, str] | None = None)
             "Name the server's interpreter with --python.",
         )
     return interpreter
+
+
+def first_on_path(command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[str, ...]:
+    """The folders that the Python of ``command`` puts before its search path when it is started in ``cwd``.
+
+    Those of its script, ``-m`` or ``-c``, of a console script its own folder; none where the command is no Python.
+    """
+    words, variables = list(command), dict(env)
+    if words and Path(words[0]).name == "env":
+        rest = [word for word in words[1:] if not word.startswith("-")]
+        while rest and "=" in rest[0]:
+            name, _, variables[name] = rest.pop(0).partition("=")
+        return first_on_path(rest, variables, cwd)
+    if words and not Path(words[0]).name.startswith(("python", "pypy")):
+        found = shutil.which(words[0], path=variables.get("PATH"))
+        line = _shebang_words(Path(found)) if found else []
+        if line and Path(line[0]).name == "env":
+            line = [word for word in line[1:] if word != "-S"]
+        if not line or "py" not in Path(line[0]).name:
+            return ()
+        words = [*line, str(found), *words[1:]]
+    return started_first(words, cwd, variables)[1] if words else ()
 
 
 def launch(command: Sequence[str], link: Link, env: Mapping[str, str] | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specmeter.control.launch import interpreter_of
+from specmeter.control.launch import first_on_path, interpreter_of
 from specmeter.control.link import Link, make_link
 from specmeter.recipes.planner import build_plan
 
@@ -36,7 +36,8 @@ def prepare_link(
     """
     environment = dict(os.environ if env is None else env)
     interpreter = python or interpreter_of(command, environment)
-    planned = build_plan(interpreter, engine, recipe, env=environment, knobs=knobs, only=only)
+    first = first_on_path(command, environment, str(Path.cwd()))
+    planned = build_plan(interpreter, engine, recipe, env=environment, knobs=knobs, only=only, first=first)
     return make_link(
         planned.plan,
         planned.code,

@@ -34,16 +34,18 @@ def build_plan(
     with_code: bool = True,
     knobs: Sequence[str] = (),
     only: Collection[str] | None = None,
+    first: Sequence[str] = (),
 ) -> Planned:
     """Resolve the recipe of ``engine`` (``NAME`` or ``NAME==VERSION``) in the environment of ``python``.
 
     ``env`` is the environment the server will have (this process's own by default), ``path`` an unpacked wheel or
     source tree to read instead of the environment: there is no code then. ``recipe`` replaces the built-in recipe.
-    ``knobs`` names those that the server's processes shall open; ``only`` the points to plan, instead of all.
+    ``knobs`` names those that the server's processes shall open; ``only`` the points to plan, instead of all; ``first``
+    the folders that its command puts before the search path.
     Raises SpecmeterError: exit 1 when a required point is missing, 2 for a recipe or name that is wrong, 3 when the
     engine's version is outside the recipe's ranges, 5 when the environment lacks the engine or a working Python.
     """
-    planned = survey(python, engine, recipe, env, path, with_code, knobs=knobs, only=only)
+    planned = survey(python, engine, recipe, env, path, with_code, first, knobs, only)
     missing = [item for item in planned.plan["refused"] if item["required"]]
     if missing:
         raise missing_points(planned.plan, missing)
@@ -66,7 +68,7 @@ def survey(
     ``first`` are folders before the search path, as a running server's own folder is.
     """
     name, _, version = (engine or "").partition("==")
-    recipes = _recipes(python, loader.canonical(name), recipe, env, path)
+    recipes = _recipes(python, loader.canonical(name), recipe, env, path, first)
     request = {
         "op": "resolve",
         "recipes": [item.data for item in recipes],
@@ -93,6 +95,7 @@ def _recipes(
     given: Path | Sequence[Path] | None,
     env: Mapping[str, str] | None,
     path: Path | None,
+    first: Sequence[str],
 ) -> list[Recipe]:
     if given:
         paths = [given] if isinstance(given, Path) else list(given)
@@ -103,16 +106,16 @@ def _recipes(
         return recipes
     if engine:
         return [loader.built_in(engine)]
-    return [_detect(python, env, path)]
+    return [_detect(python, env, path, first)]
 
 
-def _detect(python: Path, env: Mapping[str, str] | None, path: Path | None) -> Recipe:
+def _detect(python: Path, env: Mapping[str, str] | None, path: Path | None, first: Sequence[str]) -> Recipe:
     recipes = [loader.built_in(name) for name in loader.built_in_engines()]
     if path:
         present = [item for item in recipes if _tree_holds(path, item)]
         found = [item.engine for item in present]
     else:
-        request = {"op": "engines", "recipes": [item.data for item in recipes]}
+        request = {"op": "engines", "recipes": [item.data for item in recipes], "entries_first": list(first)}
         found = [item["engine"] for item in ask_far(python, request, env)["engines"]]
     serving = [name for name in found if name != _LAST]
     if len(serving) > 1:
@@ -134,7 +137,7 @@ def _detect(python: Path, env: Mapping[str, str] | None, path: Path | None) -> R
 def _tree_holds(path: Path, recipe: Recipe) -> bool:
     packages = {anchor["module"].split(".")[0] for point in recipe.data["point"] for anchor in point["anchors"]}
     places = (path, path / "python", path / "src", path.parent if path.name in packages else path)
-    return any((place / name).is_dir() for place in places for name in packages)
+    return any((place / name).is_dir() or (place / f"{name}.py").is_file() for place in places for name in packages)
 
 
 def _not_there(python: Path, engine: str, path: Path | None) -> SpecmeterError:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from .pyfile import SourceError
+
+_WITH_VALUE = re.compile("[cmWX]")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def inspect(pid: int) -> Process:
         raise SourceError(f"process {pid} ended while it was read") from None
     if "python" not in os.path.basename(exe).lower():
         raise SourceError(f"process {pid} is no Python: it runs {exe}")
-    script, first = _started(argv, cwd)
+    script, first = started_first(argv, cwd, env)
     return Process(pid, _interpreter(exe, argv, env, cwd), cwd, tuple(argv), env, first, script)
 
 
@@ -61,18 +64,33 @@ def _interpreter(exe: str, argv: List[str], env: Dict[str, str], cwd: str) -> st
     return exe
 
 
-def _started(argv: List[str], cwd: str) -> Tuple[str, Tuple[str, ...]]:
-    """The script that runs ("" for ``-m`` and ``-c``), and what Python then puts first on the search path."""
+def started_first(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> Tuple[str, Tuple[str, ...]]:
+    """The script that an interpreter's command runs ("" for ``-m``, ``-c`` and standard input), and the search path.
+
+    Of the latter what Python puts first (docs: "The initialization of the sys.path module search path"): the script's
+    folder, or the script itself where it is a folder; else ``cwd``; nothing under ``-I``, ``-P`` or PYTHONSAFEPATH.
+    """
+    asked, ignored, script = False, False, ""
     rest = list(argv[1:])
     while rest:
         word = rest.pop(0)
-        if word in ("-m", "-c"):
-            return "", (cwd,)
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            rest = rest[1:]
-        elif not word.startswith("-"):
+        if word == "-":
+            break
+        if not word.startswith("-"):
             script = os.path.realpath(os.path.join(cwd, word))
-            return script, (os.path.dirname(script),)
-        elif word.startswith(("-I", "-P")) or word == "-":
-            return "", ()
-    return "", (cwd,)
+            break
+        if word.startswith("--"):
+            rest = rest[1:] if word == "--check-hash-based-pycs" else rest
+            continue
+        # Letters may stand together (-uP); the first that takes a value takes the rest of the word, or the next word.
+        letters, value = _WITH_VALUE.split(word[1:], 1)[0], _WITH_VALUE.search(word[1:])
+        asked = asked or "P" in letters or "I" in letters
+        ignored = ignored or "E" in letters
+        if value is not None and value.group() in "cm":
+            break
+        if value is not None and value.end() == len(word) - 1:
+            rest = rest[1:]
+    if script and os.path.isdir(script):
+        return script, (script,)  # its __main__ is run, so it is there whatever is asked
+    safe = asked or (bool(env.get("PYTHONSAFEPATH")) and not ignored)
+    return script, () if safe else (os.path.dirname(script) if script else cwd,)

@@ -109,7 +109,7 @@ def _version_and_entries(request: Mapping[str, Any]) -> Tuple[str, List[str]]:
     if tree:
         entries = versions.tree_roots(tree, packages)
         if not entries:
-            raise SourceError(f"{tree} holds no package {' or '.join(packages)}", reached=tree)
+            raise SourceError(f"{tree} holds no package or module {' or '.join(packages)}", reached=tree)
         found = versions.of_tree(dists, packages, entries)
     else:
         entries = [*request.get("entries_first", []), *sys.path]

@@ -121,6 +121,7 @@ def of_tree(dists: Sequence[str], packages: Sequence[str], roots: Sequence[str])
         for package in packages:
             for name in ("_version.py", "version.py", "__init__.py"):
                 candidates[os.path.join(root, package, name)] = _LITERAL
+            candidates[os.path.join(root, f"{package}.py")] = _LITERAL
         candidates[os.path.join(root, "PKG-INFO")] = _FIELD
         candidates[os.path.join(root, "pyproject.toml")] = _LITERAL
     for path, pattern in candidates.items():
@@ -130,11 +131,16 @@ def of_tree(dists: Sequence[str], packages: Sequence[str], roots: Sequence[str])
     return None
 
 
+def _holds_module(place: str, name: str) -> bool:
+    path = os.path.join(place, name)
+    return os.path.isdir(path) or os.path.isfile(f"{path}.py")
+
+
 def tree_roots(path: str, packages: Sequence[str]) -> List[str]:
-    """The folders that hold one of ``packages``: ``path``, its ``python`` or ``src``, its parent."""
+    """The folders that hold one of ``packages`` or a module called so: ``path``, its ``python`` or ``src``, parent."""
     places = [path, os.path.join(path, "python"), os.path.join(path, "src")]
     if os.path.basename(os.path.abspath(path)) in packages:
         places.insert(0, os.path.dirname(os.path.abspath(path)))
-    roots = [place for place in places if any(os.path.isdir(os.path.join(place, name)) for name in packages)]
+    roots = [place for place in places if any(_holds_module(place, name) for name in packages)]
     # A source tree keeps its metadata beside the folder with the package.
     return roots + [place for place in (path, os.path.dirname(os.path.abspath(path))) if roots and place not in roots]
