@@ -16,6 +16,7 @@ from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
 from specmeter.analysis.costmodel_device import device_step
 from specmeter.analysis.costmodel_evidence import Evidence
+from specmeter.analysis.costmodel_measured import measured_words
 from specmeter.analysis.costmodel_notes import assumptions
 from specmeter.analysis.diff import START_EFFECT
 from specmeter.analysis.moe import Experts, distinct_experts
@@ -141,7 +142,7 @@ def explain(
         **facts,
         "now_steps": evidence.now,
         "best_steps": 0 if _plain_wins(top) else top.steps,
-        "sentence": _sentence(rows, now, top),
+        "sentence": _told(_sentence(rows, now, top), facts.get("measured")),
         "means": MEANS if any(s.accepts for s in evidence.chains) else "",
         "baseline_step_ms": _baseline(evidence),
         "samples": [_sample(s) for s in evidence.samples],
@@ -168,6 +169,23 @@ def _off(top: Row) -> str:
     if top.speedup.high < 1:
         return f"Speculation should be off: every step count is predicted slower than {plain} ({best_one})"
     return f"Speculation should be off: no step count is predicted faster than {plain} ({best_one}, within the error)"
+
+
+def _told(modelled: str, measured: Mapping[str, Any] | None) -> str:
+    """The sentence: what was measured, then what the model says, where it cannot decide what is decided already."""
+    if not measured:
+        return modelled
+    ratio = measured["ratio"]
+    if ratio["low"] > 1 or ratio["high"] < 1:
+        # The measured rates have settled it: the model's own words on the same question would contradict them.
+        pays, against = ("pays", "does not pay") if ratio["low"] > 1 else ("does not pay", "pays")
+        modelled = modelled.replace(
+            "Whether speculation pays at present is within the error",
+            "By the model alone it would be within the error whether that pays",
+        ).replace(f"At present speculation {against}", f"By the model alone speculation {against}, unlike measured")
+        if pays == "pays":
+            modelled = modelled.replace("Speculation should be off: ", "The model, unlike the measurement: ")
+    return f"{measured_words(measured)} Modelled: {modelled}"
 
 
 def _sentence(rows: Sequence[Row], now: Row, top: Row) -> str:

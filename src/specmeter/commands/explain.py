@@ -13,6 +13,7 @@ from specmeter import __version__
 from specmeter.analysis.costmodel_bytes import read_shape
 from specmeter.analysis.costmodel_explain import evidence_of, explain
 from specmeter.analysis.costmodel_figures import read_figures
+from specmeter.analysis.costmodel_measured import measured_speedup
 from specmeter.analysis.costmodel_reported import explain_figures
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.pooling import check_pool, facts_of
@@ -92,7 +93,11 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
         raise SpecmeterError(f"--upto is {most}.", f"It must lie in 1..{MOST_STEPS}.")
     backends, without = proposable(runs[0], server_engine(runs[0]))
     commands = commands_for(runs[0], evidence.now, backends)
-    facts = {"runs": [str(r.path) for r in runs], "engine": commands.engine or None}
+    facts = {
+        "runs": [str(r.path) for r in runs],
+        "engine": commands.engine or None,
+        "measured": measured_speedup(runs, evidence),
+    }
     document = explain(evidence, range(1, most + 1), args.what_if, commands, facts, shape, context_of(runs))
     document["assumptions"] += [*unused, *([without] if without else [])]
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]

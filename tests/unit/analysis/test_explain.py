@@ -58,6 +58,39 @@ def test_speculation_that_does_not_pay_is_to_be_switched_off(
     assert off["gain"]["point"] == pytest.approx(truth, rel=0.05)
 
 
+@pytest.mark.parametrize("ends", [(1.177, 1.44, 1.757), (0.6, 0.7, 0.8), (0.9, 1.05, 1.2)])
+def test_what_a_sweep_measured_comes_before_what_is_modelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: tuple[float, float, float]
+) -> None:
+    law = Law(accept=(0.25, 0.25), step=2.0, noise=0.2)
+    path = write_run(tmp_path / "run", law, [0, 2], kind="sweep")
+    modelled = explained(capsys, str(path))
+    assert modelled["measured"] is None and "easured" not in modelled["sentence"]
+    ratio = {
+        **dict(zip(("low", "point", "high"), ends, strict=True)),
+        "level": 0.95,
+        "method": "t",
+        "n": 8,
+        "unit": "u",
+    }
+    arms = [{"setting": "k=2", "settings": {"steps": 2, "topk": 1, "draft_tokens": 3}, "ratio": ratio}]
+    path = write_run(tmp_path / "rated", law, [0, 2], kind="sweep", changes={"arms": arms})
+    result = explained(capsys, str(path))
+    assert result["measured"]["ratio"]["point"] == ends[1] and result["measured"]["run"] == str(path)
+    first, _, rest = result["sentence"].partition(" Modelled: ")
+    if ends[0] > 1:
+        assert first == "Measured: 2 draft steps are 44 % faster than plain decoding [+18, +76 %]."
+        assert "Speculation should be off" not in rest and "At present speculation does not pay" not in rest
+        assert "Whether speculation pays" not in rest
+    elif ends[2] < 1:
+        assert first == "Measured: 2 draft steps are 30 % slower than plain decoding [-40, -20 %]."
+        assert "At present speculation pays" not in rest and "Whether speculation pays" not in rest
+    else:
+        assert first.endswith("+5 % [-10, +20 %], not told apart.") and rest == modelled["sentence"]
+    assert main(["explain", str(path)]) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(first)
+
+
 def test_far_from_paying_is_said_without_doubt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = explained(capsys, str(write_run(tmp_path / "run", Law(accept=(0.1, 0.1), extend=9.0), [0, 2])))
     said = "Speculation should be off: every step count is predicted slower than plain decoding, "
