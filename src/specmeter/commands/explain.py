@@ -21,7 +21,7 @@ from specmeter.commands.attention_backends import proposable
 from specmeter.commands.explain_commands import commands_for, server_engine
 from specmeter.commands.load_options import add_load_arguments, add_probe_arguments
 from specmeter.commands.plain_start import plain_start
-from specmeter.commands.recorded import recorded, served
+from specmeter.commands.recorded import EMBEDDED_FACTS, named_otherwise, recorded, served
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
@@ -102,6 +102,7 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     document["assumptions"] += [*unused, *([without] if without else [])]
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
     warnings += [f"pooled although they differ: {line}" for line in apart]
+    warnings += _unknown(runs)
     if args.json:
         print_document("explain", document, warnings)
         return
@@ -117,6 +118,16 @@ def _apart(runs: Sequence[Run], pool: bool) -> list[str]:
         line, known = recorded(run), facts_of(run)
         facts.append({**known, **served(line, server_engine(run))})
     return check_pool(runs, facts, pool)
+
+
+def _unknown(runs: Sequence[Run]) -> list[str]:
+    """What could not be compared of runs that are taken together, a line for each run whose server was running."""
+    without = [run for run in runs if len(runs) > 1 and named_otherwise(recorded(run))]
+    return [
+        f"{', '.join(EMBEDDED_FACTS)} of the server are not known of {run.path}, which named it by "
+        "address, link or file: they were not compared"
+        for run in without
+    ]
 
 
 def context_of(runs: Sequence[Run]) -> float:

@@ -21,6 +21,8 @@ from specmeter.trace.rundir import Run
 
 # Where a server listens says nothing of its speed.
 _PLACES = ("--host", "--port", "--api-key", "--served-model-name")
+# What the run's own options say of the embedded engine, where it started it.
+EMBEDDED_FACTS = ("model", "draft", "threads")
 # Of the run itself, not of what it measured.
 _OWN = {"out", "json", "help"}
 
@@ -108,7 +110,8 @@ def served(line: Recorded, engine: str) -> dict[str, str | None]:
     if "temperature" in options:
         found["temperature"] = str(options["temperature"])
     if not line.words:
-        found |= {name: str(options.get(name) or "the default") for name in ("model", "draft", "threads")}
+        if not named_otherwise(line):
+            found |= {name: str(options.get(name) or "the default") for name in EMBEDDED_FACTS}
         return {**found, **{name: options[name] for name in ("url", "server") if options.get(name)}}
     words, draft = line.words, ""
     with contextlib.suppress(SpecmeterError):
@@ -116,6 +119,11 @@ def served(line: Recorded, engine: str) -> dict[str, str | None]:
         words = engine_named(engine).with_setting(words, Setting.of(0))
     words = without_places(without_flags(words, (STEPS,)))
     return {**found, "server command": shlex.join(words), "draft": draft or None}
+
+
+def named_otherwise(line: Recorded) -> bool:
+    """Whether the run named its server by address, link or file: model, draft and threads then stand nowhere in it."""
+    return not line.words and any(line.options.get(name) for name in ("url", "link", "server"))
 
 
 def _draft(words: tuple[str, ...], engine: str) -> str:

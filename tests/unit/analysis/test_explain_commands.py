@@ -223,6 +223,19 @@ def test_two_runs_of_different_servers_are_refused_unless_pooled(
         assert any("pooled although they differ" in line and said in line for line in warnings)
 
 
+@pytest.mark.parametrize("named", [["--link", "L", "--url", "http://127.0.0.1:1"], ["--url", "http://127.0.0.1:1"]])
+def test_what_a_run_of_a_running_server_does_not_tell_is_said_and_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: list[str]
+) -> None:
+    own = write_run(tmp_path / "p1", Law(), [0, 2], command=("specmeter", "profile", "--steps", "2", "--threads", "1"))
+    linked = write_run(tmp_path / "linked", Law(), [0, 5], command=("specmeter", "profile", *named))
+    assert main(["explain", "--json", str(own), str(linked)]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "threads of the server are not known" in warning and str(linked) in warning
+    assert main(["explain", "--json", str(own)]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
 def test_two_baselines_that_differ_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = write_run(tmp_path / "two", Law(), [0, 2])
     slow = write_run(tmp_path / "five", Law(verify=12.0), [0, 5], seed=1)
