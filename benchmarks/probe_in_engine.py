@@ -83,11 +83,11 @@ def patch(path: Path) -> None:
     for place in (AFTER_SPAN, AFTER_VALUES, "NOBODY = -1\n"):
         if place not in text:
             sys.exit(f"{path} no longer holds this once: {place!r}")
-    keep = "TOOK.setdefault({key}, []).append((clock() - t1, t1 - t0))\n"
+    keep = "{indent}t2 = clock()\n{indent}TOOK.setdefault({key}, []).append((t2 - t1, t1 - t0))\n"
     stored, rest = AFTER_SPAN.split("\n", 1)
-    text = text.replace(AFTER_SPAN, f"{stored}\n            {keep.format(key='point')}{rest}")
-    value = keep.format(key='f"{point}.values"')
-    text = text.replace(AFTER_VALUES, f"                {value}{AFTER_VALUES}", 1)
+    text = text.replace(AFTER_SPAN, f"{stored}\n{keep.format(indent=12 * ' ', key='point')}{rest}")
+    value = keep.format(indent=16 * " ", key='f"{point}.values"')
+    text = text.replace(AFTER_VALUES, f"{value}{AFTER_VALUES}", 1)
     path.write_text(text.replace("NOBODY = -1\n", f"NOBODY = -1\n{HEAD}", 1))
 
 
