@@ -1,6 +1,7 @@
 """What the full recipe costs a cycle of a real server: probes in and out at random from cycle to cycle.
 
     python benchmarks/overhead.py --out DIR [--engine vllm] [--seconds 100] [--recipe FILE] -- CMD...
+    python benchmarks/overhead.py --pool DIR DIR    what earlier runs say, each and together (inverse variances)
 
 "Out" is the original code object with the cycle point alone. The server is started once under a link; requests of one
 client follow each other. Prints the trimmed mean difference with its 95 % interval, records per cycle and the load.
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,19 @@ from specmeter.trace import Request, Trace, load_link
 def main() -> None:
     """Start, mix, ask, stop, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--pool", type=Path, nargs="+", default=[])
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--recipe", type=Path, default=None)
     parser.add_argument("--seconds", type=float, default=100.0, help="how long requests run with probes in and out")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("command", nargs="+")
+    parser.add_argument("command", nargs="*")
     args = parser.parse_args()
+    if args.pool:
+        return pool(args.pool)
+    if args.out is None or not args.command:
+        parser.error("--out DIR and a command, or --pool DIR...")
     (args.out / "links").mkdir(parents=True, exist_ok=True)
     engine, port = engine_named(args.engine), free_port()
     recipe = engine_recipe(args.engine)
@@ -56,8 +63,25 @@ def main() -> None:
     finally:
         process.stop()
     result = summary(load_link(link.path, requests), requests)
-    (args.out / "overhead.json").write_text(json.dumps({"command": args.command, **result}, indent=1))
-    print(json.dumps(result, indent=1))
+    kept = {"command": args.command, **result, "requests": [asdict(request) for request in requests]}
+    (args.out / "overhead.json").write_text(json.dumps(kept, indent=1))
+    return print(json.dumps(result, indent=1))
+
+
+def pool(folders: list[Path]) -> None:
+    """Reads the rings of earlier runs again; prints each one's percent of a cycle and what they say together."""
+    found = []
+    for folder in folders:
+        [link] = (folder / "links").iterdir()
+        kept = json.loads((folder / "overhead.json").read_text()).get("requests", [])
+        requests = [Request(**request) for request in kept]
+        percent = summary(load_link(link, requests), requests)["percent"]
+        found.append(percent)
+        print(f"{folder}: {percent['point']:.3f} % [{percent['low']:.3f}, {percent['high']:.3f}]")
+    weights = [(one["high"] - one["low"]) ** -2 for one in found]
+    point = sum(w * one["point"] for w, one in zip(weights, found, strict=True)) / sum(weights)
+    half = sum(weights) ** -0.5 / 2
+    print(f"together: {point:.3f} % [{point - half:.3f}, {point + half:.3f}]")
 
 
 def engine_recipe(name: str) -> str:

@@ -21,7 +21,8 @@ def cycles(
     """
     inside = rng.random(count) < share
     course = np.cumsum(rng.normal(0, 0.002, count)) + 0.1 * np.arange(count) / count
-    noise = 0.01 * rng.standard_t(2.5, count) + (rng.random(count) < 0.02) * rng.exponential(0.3, count)
+    calm = np.where(np.arange(count) % 400 < 300, 0.01, 0.03)  # a quarter of the time the machine is disturbed
+    noise = calm * rng.standard_t(2.5, count) + (rng.random(count) < 0.02) * rng.exponential(0.3, count)
     length = np.exp(2.9 + course + noise + EFFECT * inside)
     keep = np.ones(count, bool)
     if waits:
