@@ -36,13 +36,12 @@ def steady_part(outcomes: Sequence[Outcome], full_ns: int | None) -> Steady:
     return Steady(kept, len(outcomes) - len(begun), len(begun) - len(kept), full_ns, max(ended_ns, full_ns))
 
 
-def summarise_steady(result: LoadResult, ramp_s: float) -> dict[str, object]:
-    """As ``summarise``, of the steady part alone, and how many requests were left out of it.
+def summarise_steady(result: LoadResult, part: Steady, ramp_s: float) -> dict[str, object]:
+    """As ``summarise``, of the steady ``part`` alone, and how many requests were left out of it.
 
     ``requests`` and ``failed`` count all of them, ``wall_s`` is the steady part's. ``total_tok_s`` counts what arrived
     in it, of requests that reach beyond it too: each one's tokens by the share of its arrivals.
     """
-    part = steady_part(result.outcomes, result.full_ns)
     wall_s = (part.ended_ns - part.began_ns) / 1e9
     found = summarise(replace(result, outcomes=part.outcomes, wall_s=wall_s))
     tokens = sum(_within(outcome, part) for outcome in result.outcomes if not outcome.error)

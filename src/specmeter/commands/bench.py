@@ -30,6 +30,7 @@ from specmeter.commands.load_options import (
     show_saved,
 )
 from specmeter.control.signals import terminations_interrupt
+from specmeter.engines.flags import whole_number
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.bench_view import bench_sentence
 from specmeter.reporters.terminal import render_analysis
@@ -87,10 +88,11 @@ def _levels(args: argparse.Namespace) -> list[Load]:
                 "--ramp goes with --concurrency, not with --rate.", "Requests that arrive by chance have no streams."
             )
         return [Load(rate=args.rate, seed=args.seed, stop_on_error=False)]
-    words = args.concurrency.split(",")
-    if not all(word.isascii() and word.isdigit() for word in words):
+    words = [whole_number(word) for word in args.concurrency.split(",")]
+    streams = [number for number in words if number is not None and number >= 0]
+    if len(streams) < len(words):
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers.", next_step="Write 1,4,16.")
-    return [Load(int(word), seed=args.seed, stop_on_error=False, ramp_s=args.ramp) for word in words]
+    return [Load(number, seed=args.seed, stop_on_error=False, ramp_s=args.ramp) for number in streams]
 
 
 def _measure(
@@ -112,8 +114,8 @@ def _measure(
         late = percentiles(lateness_ms(result.outcomes, load))
         found, steady = summarise(result), result.outcomes
         if load.ramp_s:
-            found = summarise_steady(result, load.ramp_s)
-            steady = steady_part(result.outcomes, result.full_ns).outcomes
+            part = steady_part(result.outcomes, result.full_ns)
+            found, steady = summarise_steady(result, part, load.ramp_s), part.outcomes
         results.append({**level, **found, "late_ms": late, **acceptance(steady, counted)})
         outcomes += result.outcomes
         writer.keep(requests=[as_request(outcome) for outcome in outcomes])

@@ -10,8 +10,9 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from . import compilers, layout
 from .mix import Mixer
 from .nvtx import Ranges
-from .probe import Recorder, through
+from .probe import Recorder
 from .swap import Pair, Swap, nested_codes, put_nested, running_codes
+from .writers import through
 
 GRACE_S = 1.0
 

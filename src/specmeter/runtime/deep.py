@@ -16,8 +16,9 @@ from typing import Any, Callable, Dict, Optional
 
 from . import report
 from .deep_tool import CannotProfile, Tool, look, pairs
-from .probe import Recorder, ours
+from .probe import Recorder
 from .ring import boot_id, start_ticks
+from .writers import ours
 
 NONE, PREPARING, READY, STARTING, ON, STOPPING, SAVING, DONE, FAILED = (
     "none", "preparing", "ready", "starting", "on", "stopping", "saving", "done", "failed",

@@ -11,8 +11,8 @@ from _thread import RLock
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import layout
-from .probe import ours
 from .swap import Pair
+from .writers import ours
 
 EACH = "each"
 Write = Callable[[int, int, int, int, int], None]

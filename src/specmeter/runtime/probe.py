@@ -10,9 +10,8 @@ from . import layout
 from .device import DeviceClock, is_device_point
 from .ring import Ring
 from .values import GET_ERRORS, getters_of, integers
-from .writers import MOST, NOBODY, Begin, End, OnlyCreated, make_writers, ours, through
+from .writers import MOST, NOBODY, Begin, End, OnlyCreated, make_writers, ours
 
-__all__ = ["Recorder", "ours", "through"]
 OTHER_LANES = 255
 
 

@@ -133,6 +133,8 @@ def make_writers(recorder: Any) -> None:
     def write(kind: int, point: int, t0: int, t1: int, value: int) -> None:
         if not writing:
             return
+        if not layout.VALUE_MIN <= value <= layout.VALUE_MAX:
+            raise ValueError(f"{value} does not fit a record's value")
         lane = getattr(recorder.local, "lane", -1)
         if lane < 0:
             lane = recorder._new_lane()

@@ -38,7 +38,7 @@ def test_only_requests_that_ran_beside_all_streams_count() -> None:
     part = steady_part(LOAD, 100 * MS)
     assert [kept.call.request_id for kept in part.outcomes] == ["a", "b", "c"]
     assert (part.ramp, part.ramp_down, part.began_ns, part.ended_ns) == (1, 1, 100 * MS, 400 * MS)
-    level: dict[str, Any] = summarise_steady(LoadResult(tuple(LOAD), 0.5, 0.0, 100 * MS), 0.1)
+    level: dict[str, Any] = summarise_steady(LoadResult(tuple(LOAD), 0.5, 0.0, 100 * MS), part, 0.1)
     assert level["left_out"] == {"ramp": 1, "ramp_down": 1} and level["requests"] == 5 and level["ramp_s"] == 0.1
     assert level["ttft_ms"]["n"] == 3 and level["wall_s"] == pytest.approx(0.3)
     # Whole: a, b and c; of `ramp` its last arrival (110 ms), of `down` those at 275 to 400 ms.
@@ -46,7 +46,7 @@ def test_only_requests_that_ran_beside_all_streams_count() -> None:
 
 
 def test_a_load_that_ends_within_its_ramp_has_no_steady_part() -> None:
-    level: dict[str, Any] = summarise_steady(LoadResult(tuple(LOAD), 0.5, 0.0, None), 9.0)
+    level: dict[str, Any] = summarise_steady(LoadResult(tuple(LOAD), 0.5, 0.0, None), steady_part(LOAD, None), 9.0)
     assert level["left_out"] == {"ramp": 5, "ramp_down": 0} and level["total_tok_s"] is None
     assert level["ttft_ms"]["p50"] is None and level["requests"] == 5
 

@@ -116,3 +116,12 @@ def test_what_does_not_fit_a_word_is_left_out_and_the_rest_is_written(tmp_path: 
         (20, -5, 0), (22, 7, 0), (22, -8, 1), (24, 1, 0),
     ]  # fmt: skip
     assert recorder.refused_values == {23: "NotAPlainValue: a builtins.str"}
+
+
+@pytest.mark.parametrize("value", [layout.VALUE_MAX + 1, layout.VALUE_MIN - 1])
+def test_a_value_that_a_record_cannot_hold_is_an_error_not_another_number(value: int, tmp_path: Path) -> None:
+    recorder, path, _faults = recorder_of(tmp_path, 64)
+    recorder.write(layout.KIND_MARK, 5, 1, 2, -3)
+    with pytest.raises(ValueError, match=str(value)):
+        recorder.write(layout.KIND_GRAPH_SPAN, 5, 1, 2, value)
+    assert read_ring(path).records["value"].tolist() == [-3]
