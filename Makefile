@@ -31,7 +31,7 @@ integration: setup  ## Tests with the real model and real servers
 	$(PYTHON) -m pytest tests/integration
 
 check: lint types  ## Everything that must pass before a commit lands
-	$(PYTHON) -m pytest tests
+	scripts/suite $(PYTHON)
 
 corpus: setup  ## Resolve every point in every release of SGLang and vLLM (downloads the wheels once)
 	$(PYTHON) benchmarks/corpus.py --write

@@ -41,6 +41,7 @@ class Session:
     together: list[Request] = field(default_factory=list)
     before: Counters | None = None
     after: Counters | None = None
+    waited: str = ""  # vLLM's metrics after the pairs: its queue's times tell where a late second request was
     hits: dict[int, int] = field(default_factory=dict)
     armed: list[Process] = field(default_factory=list)
     dormant: list[Process] = field(default_factory=list)
@@ -82,6 +83,7 @@ def session(python: str, folder: Path) -> Session:
             found.alone += found.together
             time.sleep(MARGIN_S)
             found.together = two_at_once(url)
+        found.waited = httpx.get(f"{url}/metrics", timeout=10).text
         found.after = counters(url)
         found.armed = processes(link)
         for process in found.armed:
@@ -173,6 +175,18 @@ def two_at_once(url: str) -> list[Request]:
 def met(pair: list[Request]) -> bool:
     """Whether the second request had its first token before the first one ended."""
     return pair[1].first_ns < pair[0].end_ns
+
+
+def apart(found: Session) -> str:
+    """Why no two requests were in the engine at once: the last pair's times, s, and the queue's times by vLLM."""
+    first, second = found.together
+    begin = first.send_ns
+    times = [(t - begin) / 1e9 for t in (first.first_ns, first.end_ns, second.send_ns, second.first_ns, second.end_ns)]
+    queue = [line for line in found.waited.splitlines() if line.startswith("vllm:request_queue_time_seconds")]
+    return (
+        f"no two requests met in {len(found.alone) - len(PROMPTS)} sent in pairs; the last: token {times[0]:.2f}, "
+        f"end {times[1]:.2f}; second sent {times[2]:.2f}, token {times[3]:.2f}, end {times[4]:.2f}; {queue}"
+    )
 
 
 def counters(url: str) -> Counters:

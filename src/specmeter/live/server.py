@@ -58,7 +58,8 @@ class LiveRank:
 class LiveServer:
     """Reads one link. ``fault`` says why a ring cannot be read (empty: all can); ``version`` rises with changes.
 
-    ``held``: what the rings hold already counts too, not only what is new from now on.
+    ``held``: what the rings hold already counts too, not only what is new from now on. A ring that is made after the
+    first look counts from its begin: its process makes it with the first record.
     """
 
     link: Link
@@ -73,6 +74,7 @@ class LiveServer:
         self._index = index_plan(self._plan)
         self._sources: dict[Path, _Source] = {}
         self._looked = 0.0
+        self._seen = False
         self._since_s = None if self.held else time.perf_counter()
         self._beat = -1
         self.version = 0
@@ -149,13 +151,14 @@ class LiveServer:
             if process.ring is None or process.ring in self._sources or not process.alive:
                 continue
             try:
-                tail = Tail(process.ring, self.held)
+                tail = Tail(process.ring, self.held or self._seen)
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
             drawn = _drawn(process)
             pending = _unknown() if drawn and tail.next_position else tail.poll(0)
             self._sources[process.ring] = _Source(tail, pending, drawn)
+        self._seen = True
 
     def figures(self) -> list[Figures]:
         """What metrics show, a rank each, up to the last cycle that ended; before the first, whether it is armed."""

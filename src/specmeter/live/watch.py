@@ -55,7 +55,7 @@ class LinksHere:
 class Watch:
     """``servers`` by link id. ``note`` is the last thing that went wrong, empty when nothing did.
 
-    ``held``: the figures begin with what the rings hold already.
+    ``held``: the figures begin with what the rings hold already. Those of a link that comes later do in any case.
     """
 
     def __init__(self, where: Links, histograms: bool = False, held: bool = False) -> None:
@@ -65,6 +65,7 @@ class Watch:
         self._histograms = histograms
         self._held = held
         self._listed = -_LINKS_S
+        self._seen = False
         self._lock = threading.Lock()
 
     def poll(self) -> None:
@@ -92,8 +93,9 @@ class Watch:
         for link in there:
             if link.id not in self.servers:
                 try:
-                    self.servers[link.id] = LiveServer(link, self._histograms, self._held)
+                    self.servers[link.id] = LiveServer(link, self._histograms, self._held or self._seen)
                 except SpecmeterError as error:
                     self.note = f"{link.id}: {error.what}"
         for gone in self.servers.keys() - {link.id for link in there}:
             del self.servers[gone]
+        self._seen = True

@@ -14,6 +14,7 @@ from specmeter.analysis.breakdown import breakdown
 from specmeter.errors import SpecmeterError
 from specmeter.exports.openmetrics import openmetrics_text
 from specmeter.live import server as server_module
+from specmeter.live import watch as watch_module
 from specmeter.live.server import LiveServer
 from specmeter.live.tail import Tail
 from specmeter.live.view import Shown, bar, clip, legend, plain_text, rank_lines, server_lines
@@ -121,6 +122,41 @@ def test_what_the_ring_holds_counts_where_it_is_asked_for(tmp_path: Path, capaci
     everything = len(load_rings([ring.path], PLAN).main.cycles)
     assert sum(figures.cycles.values()) == pytest.approx(min(1, capacity * 7 / 8 / len(rows)) * 240, abs=5)
     assert whole.lost == 0 and sum(figures.cycles.values()) < everything
+
+
+def test_a_ring_made_after_the_first_look_counts_from_its_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process makes its ring with its first record, and a second's cycles may be in it by the next look."""
+    monkeypatch.setattr(server_module, "FOLD_S", 0.0)
+    monkeypatch.setattr(server_module, "LOOK_S", 0.0)
+    ring = GrowingRing(tmp_path / "links", PLAN)
+    ring.path.rename(tmp_path / "away")
+    watch = Watch(LinksHere(ring.link), histograms=True)
+    watch.poll()
+    assert watch.figures()[0].armed and not watch.servers["grow"].ranks
+    (tmp_path / "away").rename(ring.path)
+    rows = recording(prompts=4, cycles=30, start=NOW * 1000 * MS)[0]
+    ring.add(rows)
+    watch.poll()
+    everything = len(load_rings([ring.path], PLAN).main.cycles)
+    assert sum(watch.figures()[0].cycles.values()) == everything - 2, "all but the first and the one that has not ended"
+
+
+def test_a_link_made_after_the_first_listing_counts_from_its_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "FOLD_S", 0.0)
+    monkeypatch.setattr(watch_module, "_LINKS_S", 0.0)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    rows = recording(prompts=4, cycles=30, start=NOW * 1000 * MS)[0]
+    GrowingRing(tmp_path / "specmeter", PLAN, "old").add(rows)
+    watch = Watch(LinksHere(), histograms=True)
+    watch.poll()
+    GrowingRing(tmp_path / "specmeter", PLAN, "young").add(rows)
+    watch.poll()
+    counts = {figures.server: sum(figures.cycles.values()) for figures in watch.figures()}
+    assert counts["old"] == 0 and counts["young"] > 200
 
 
 def test_recent_figures_are_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
