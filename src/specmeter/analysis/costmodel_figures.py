@@ -65,9 +65,10 @@ def read_figures(path: Path) -> tuple[str, tuple[Series, ...]]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecmeterError(f"{path} cannot be read.", error.strerror or str(error)) from None
+        form = "Give --figures a TOML file; docs/explain.md shows its form."
+        raise SpecmeterError(f"{path} cannot be read.", error.strerror or str(error), form) from None
     except ValueError as error:
-        raise SpecmeterError(f"{path} is not valid TOML.", str(error)) from None
+        raise SpecmeterError(f"{path} is not valid TOML.", str(error), "See docs/explain.md for the form.") from None
     tables = document.get("series")
     if not isinstance(tables, list) or not tables:
         raise SpecmeterError(f"{path} has no [[series]].", next_step="See docs/explain.md for the form.")

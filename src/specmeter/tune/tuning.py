@@ -271,24 +271,28 @@ def _verdict(
         sentence = f"{off}: fastest in the search, not proven in starts of its own."
         return {"word": "inconclusive", "sentence": sentence}
     row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
-    gain, word = 100 * (row["ratio"]["point"] - 1) if row["ratio"] else 0.0, row["verdict"]
+    word = row["verdict"]
+    gain = f"{100 * (row['ratio']['point'] - 1):+.1f} %" if row["ratio"] else "not known"
     if kept is not None:
         text = f"Keep {kept.label}, the starting point: the best of the search, {rival.label}, is shown to be slower."
         return {"word": next(row for row in proof["pairs"] if row["arm"] == START)["verdict"], "sentence": text}
     if word == "faster":
-        return {"word": word, "sentence": f"{rival.label} is best: {gain:+.1f} % against the baseline."}
+        return {"word": word, "sentence": f"{rival.label} is best: {gain} against the baseline."}
     if word == "slower":
-        text = f"Speculation should be off: its best setting, {rival.label}, is {gain:+.1f} % against the baseline."
+        text = f"Speculation should be off: its best setting, {rival.label}, is {gain} against the baseline."
         return {"word": word, "sentence": text}
     if word == ACROSS:
         best = winner.label if winner.setting.steps else "no speculation"
         few = row["reason"].replace("at least ", "").removesuffix(" a side")
-        sentence = f"Not proven ({few}): {best} is fastest in the search, {rival.label} is {gain:+.1f} % in the proof."
+        sentence = f"Not proven ({few}): {best} is fastest in the search, {rival.label} is {gain} in the proof."
         return {"word": word, "sentence": sentence}
+    if row["ratio"] is None:
+        why = f"no ratio in the proof ({row.get('reason') or 'a side gave no rate'})"
+        return {"word": word, "sentence": f"Speculation should be off until it is shown to gain: {rival.label} has {why}."}
     if _off(winner, proof):
-        sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain:+.1f} %)."
+        sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain})."
         return {"word": word, "sentence": sentence}
-    return {"word": word, "sentence": f"{rival.label} is best, {gain:+.1f} % against the baseline, but {word}."}
+    return {"word": word, "sentence": f"{rival.label} is best, {gain} against the baseline, but {word}."}
 
 
 def best_by_level(levels: Sequence[Mapping[str, Any]]) -> dict[int, Setting]:

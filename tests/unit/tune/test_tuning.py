@@ -56,6 +56,16 @@ def test_too_few_starts_prove_nothing_and_leave_the_search_its_choice(winner: Ca
     assert "-6.6 %" in sentence
 
 
+def test_a_proof_without_a_ratio_gives_no_number() -> None:
+    found = _found(("inconclusive", 1.0))
+    found["proof"]["pairs"][0].update(ratio=None, reason="every start failed")
+    assert _proven(BEST, ARMS, found) == OFF
+    sentence = _verdict(BEST, BEST, found["proof"])["sentence"]
+    assert sentence == (
+        "Speculation should be off until it is shown to gain: k=2 has no ratio in the proof (every start failed)."
+    )
+
+
 def test_trials_of_another_environment_or_other_answers_are_other_work() -> None:
     spec = ServerSpec("embedded", ("specmeter", "serve"), {"A": "1"})
     space, prompts = Space(settings_of([0, 1], [1], [])), load_prompts(None).prompts[:2]
