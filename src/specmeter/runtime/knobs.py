@@ -73,8 +73,8 @@ class Knob:
                 self._fail(error)
             return begin()
 
-        def finding_end(t0: int, result: Any, id: int, *handed: Any) -> Any:
-            end(t0, result, id, *handed)
+        def finding_end(t0: int, result: Any, id: int, thread: Any = None, *handed: Any) -> Any:
+            end(t0, result, id, thread, *handed)
             try:
                 if self._look:
                     self._find(known, handed, result)

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Dict
 
-FORMAT = 3
+FORMAT = 4
 
 
 class CannotLoad(Exception):

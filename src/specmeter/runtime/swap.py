@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from _thread import get_ident
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -12,6 +13,7 @@ from . import compilers, layout
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
 WORD = "\0specmeter.word:"
+THREAD = "\0specmeter.thread"
 _DEPTH = 12
 _NO_CLOSURES = frozenset(["<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"])
 Pair = Tuple[Callable[[], int], Callable[..., Any]]
@@ -83,6 +85,8 @@ def bind(code: CodeType, pairs: Dict[int, Pair], filename: str) -> CodeType:
             const = pairs[int(const[len(END) :])][1]
         elif isinstance(const, str) and const.startswith(WORD):
             const = int(const[len(WORD) :]) << layout.POINT_SHIFT
+        elif isinstance(const, str) and const == THREAD:
+            const = get_ident
         consts.append(const)
     return code.replace(co_consts=tuple(consts), co_filename=filename)
 

@@ -79,8 +79,8 @@ def make_writers(recorder: Any) -> None:
     numbers = count(1).__next__
 
     def end(
-        t0: int, result: Any, point: int, clock: Any, type: Any, coroutine: Any, generator: Any, stream: Any,
-        ident: Any, owner: Any, first: Any, second: Any, third: Any, fourth: Any,
+        t0: int, result: Any, point: int, thread: Any, clock: Any, type: Any, coroutine: Any, generator: Any,
+        stream: Any, owner: Any, first: Any, second: Any, third: Any, fourth: Any,
     ) -> Any:  # fmt: skip
         nonlocal place, mark
         t1 = clock()
@@ -88,8 +88,8 @@ def make_writers(recorder: Any) -> None:
             kind = type(result)
             if kind is coroutine or kind is generator or kind is stream:
                 raise only_created(kind)
-            if ident() != owner:
-                point += recorder.local.lane
+            if thread != owner:
+                point += lane_of(thread)
             at = place  # no call from here on, so that nobody gets in between (TURNS_AT_CALLS)
             first[at] = t0
             place = at + 4
@@ -102,7 +102,14 @@ def make_writers(recorder: Any) -> None:
                 raise
         return result
 
-    def patient_end(t0: int, result: Any, point: int) -> Any:
+    def lane_of(thread: Any) -> int:
+        """The lane of a span whose thread is not lane 0's, or is not known."""
+        if thread is None and get_ident() == recorder.owner:
+            return 0
+        lane: int = recorder.local.lane
+        return lane
+
+    def patient_end(t0: int, result: Any, point: int, thread: Any = None) -> Any:
         t1 = clock()
         try:
             if type(result) in kinds:
@@ -187,7 +194,7 @@ def make_writers(recorder: Any) -> None:
             use(NO_COLUMNS)
 
     def use(words: Any) -> None:
-        end.__defaults__ = (clock, type, *kinds, get_ident, recorder.owner, *words)
+        end.__defaults__ = (None, clock, type, *kinds, recorder.owner, *words)
 
     def reset() -> None:
         nonlocal cycle, place, stop, columns
@@ -209,14 +216,14 @@ def make_writers(recorder: Any) -> None:
         """The end of a point with values, which follow its span."""
         word = point << layout.POINT_SHIFT
 
-        def end(t0: int, result: Any, _word: int, *roots: Any) -> Any:
+        def end(t0: int, result: Any, _word: int, thread: Any = None, *roots: Any) -> Any:
             nonlocal place, mark
-            span(t0, result, word)
+            span(t0, result, word, thread)
             if not writing:
                 return result
             try:
                 t1 = clock()
-                lane = 0 if get_ident() == recorder.owner else recorder.local.lane
+                lane = 0 if thread == recorder.owner else lane_of(thread)
                 first, second, third, fourth = columns
                 for value, index, get, optional, counts in getters:
                     root = roots[index] if index >= 0 else result

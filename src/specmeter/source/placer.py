@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from .probe_nodes import begin, end, number, wrap_statements
+from .probe_nodes import begin, end, know_thread, wrap_statements
 from .refusals import (
     FRAME_SENSITIVE,
     Function,
@@ -34,6 +34,8 @@ class Placer(ast.NodeTransformer):
         self._scopes: List[Scope] = []
         self._calls: Dict[Tuple[int, int, int, int], Mapping[str, Any]] = {}
         self._bodies: Dict[Tuple[int, int], Mapping[str, Any]] = {}
+        self._ends: Dict[int, List[ast.Call]] = {}  # of the functions being visited, those in their own frame
+        self._comprehensions = 0
         for point in points:
             self._claim(point)
 
@@ -88,6 +90,10 @@ class Placer(ast.NodeTransformer):
             self._scopes.append(node)
             self._try(point, lambda: self._wrap_body(node, point))
             self._scopes.pop()
+        ends = self._ends.pop(id(node), [])
+        # A coroutine may go on in another thread, and who looks at its names must see its own.
+        if ends and isinstance(node, ast.FunctionDef) and not calls_locals(node):
+            know_thread(node, ends)
         return node
 
     def _inside(self, node: Any) -> ast.AST:
@@ -95,6 +101,24 @@ class Placer(ast.NodeTransformer):
         node.body = [self.visit(child) for child in node.body]
         self._scopes.pop()
         return node  # type: ignore[no-any-return]
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        return self._comprehension(node)
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        return self._comprehension(node)
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        return self._comprehension(node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        return self._comprehension(node)
+
+    def _comprehension(self, node: ast.AST) -> ast.AST:
+        self._comprehensions += 1
+        self.generic_visit(node)
+        self._comprehensions -= 1
+        return node
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +160,7 @@ class Placer(ast.NodeTransformer):
             raise NotPlaced(f"the call only creates a {lazy}: nothing of its work happens there")
         names, roots = call_roots(call, point, self._nearest())
         self._place_in(key, point, roots)
-        return end(node, point["id"], [begin(node, point["id"]), node, number(node, point["id"]), *names])
+        return self._end(end(node, point["id"], begin(node, point["id"]), node, names))
 
     def _wrap_body(self, node: Function, point: Mapping[str, Any]) -> ast.AST:
         key = self._check_scopes()
@@ -144,8 +168,15 @@ class Placer(ast.NodeTransformer):
             raise NotPlaced("the function looks at its own names (locals, vars, eval, exec or dir)")
         names, roots = body_roots(node, point)
         self._place_in(key, point, roots)
-        wrap_statements(node, point["id"], names, any(root[0] == "return" for root in roots))
+        self._end(wrap_statements(node, point["id"], names, any(root[0] == "return" for root in roots)))
         return node
+
+    def _end(self, call: ast.Call) -> ast.Call:
+        """Note an end that runs in the frame of the function around it."""
+        scope = self._scopes[-1]
+        if isinstance(scope, ast.FunctionDef) and not self._comprehensions:
+            self._ends.setdefault(id(scope), []).append(call)
+        return call
 
     def _place_in(self, key: Tuple[str, int], point: Mapping[str, Any], roots: Roots) -> None:
         self.functions.setdefault(key, set()).add(point["id"])

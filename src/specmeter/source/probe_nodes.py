@@ -13,6 +13,8 @@ from .refusals import Function
 BEGIN = "\0specmeter.begin:"
 END = "\0specmeter.end:"
 WORD = "\0specmeter.word:"
+THREAD = "\0specmeter.thread"
+_THREAD = ".specmeter.i"  # no source can spell this name
 
 
 def begin(at: ast.AST, id: int) -> ast.expr:
@@ -25,9 +27,19 @@ def number(at: ast.AST, id: int) -> ast.expr:
     return ast.copy_location(ast.Constant(f"{WORD}{id}"), at)
 
 
-def end(at: ast.AST, id: int, arguments: List[ast.expr]) -> ast.expr:
-    """The call of a point's end with ``arguments`` (begin, result, number, names), at the position of ``at``."""
-    return ast.copy_location(ast.Call(ast.copy_location(ast.Constant(f"{END}{id}"), at), arguments, []), at)
+def end(at: ast.AST, id: int, token: ast.expr, result: ast.expr, names: List[ast.expr]) -> ast.Call:
+    """The call of a point's end at the position of ``at``; its thread is not known (None) until ``know_thread``."""
+    callee, thread = ast.copy_location(ast.Constant(f"{END}{id}"), at), ast.copy_location(ast.Constant(None), at)
+    return ast.copy_location(ast.Call(callee, [token, result, number(at, id), thread, *names], []), at)
+
+
+def know_thread(node: Function, ends: List[ast.Call]) -> None:
+    """Ask for the thread once, where the function begins, and hand it to its ``ends``."""
+    for call in ends:
+        call.args[3] = ast.copy_location(ast.Name(_THREAD, ast.Load()), call)
+    ask = ast.Call(ast.Constant(THREAD), [], [])
+    first = 1 if ast.get_docstring(node, clean=False) is not None else 0
+    node.body.insert(first, ast.copy_location(ast.Assign([ast.Name(_THREAD, ast.Store())], ask), node))
 
 
 class _Returns(ast.NodeTransformer):
@@ -52,8 +64,8 @@ class _Returns(ast.NodeTransformer):
         return [keep, ast.copy_location(ast.Return(ast.Name(self.name, ast.Load())), node)]
 
 
-def wrap_statements(node: Function, id: int, names: List[ast.expr], needs_result: bool) -> None:
-    """``token = begin(); try: BODY finally: end(token, result, names)``, below the docstring."""
+def wrap_statements(node: Function, id: int, names: List[ast.expr], needs_result: bool) -> ast.Call:
+    """``token = begin(); try: BODY finally: end(token, result, names)``, below the docstring; gives the end's call."""
     token, result = f".specmeter.t{id}", f".specmeter.r{id}"  # no source can spell these names
     body = node.body
     docstring = body[:1] if ast.get_docstring(node, clean=False) is not None else []
@@ -67,8 +79,10 @@ def wrap_statements(node: Function, id: int, names: List[ast.expr], needs_result
         wrapped = [rewriter.visit(statement) for statement in body]
         body = [item for entry in wrapped for item in (entry if isinstance(entry, list) else [entry])]
         value = ast.Name(result, ast.Load())
-    finish = ast.Expr(end(at, id, [ast.Name(token, ast.Load()), value, number(at, id), *names]))
+    close = end(at, id, ast.Name(token, ast.Load()), value, names)
+    finish = ast.Expr(close)
     guarded = ast.Try(body=body or [ast.Pass()], handlers=[], orelse=[], finalbody=[finish])
     for statement in [*start, guarded, finish]:
         ast.copy_location(statement, at)
     node.body = [*docstring, *start, guarded]
+    return close

@@ -1,8 +1,9 @@
 """Puts probes into one module's syntax tree and compiles the functions that carry them.
 
 Runs under the server's own interpreter (standard library of CPython 3.9). A call ``f(a)`` of point 7 becomes
-``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a), "\\0specmeter.word:7")``: string constants, which the runtime
-replaces in ``co_consts`` by its functions and the point's number, placed where a record has it. Line numbers stay, so
+``"\\0specmeter.end:7"("\\0specmeter.begin:7"(), f(a), "\\0specmeter.word:7", THREAD)``: string constants, which the
+runtime replaces in ``co_consts`` by its functions and the point's number, placed where a record has it. The thread is
+asked for once, where the function begins (None in other frames than a plain function's). Line numbers stay, so
 tracebacks are those of the unprobed source.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .placer import Placer
 
-FORMAT = 3
+FORMAT = 4
 
 
 def rewrite_module(

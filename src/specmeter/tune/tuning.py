@@ -288,7 +288,8 @@ def _verdict(
         return {"word": word, "sentence": sentence}
     if row["ratio"] is None:
         why = f"no ratio in the proof ({row.get('reason') or 'a side gave no rate'})"
-        return {"word": word, "sentence": f"Speculation should be off until it is shown to gain: {rival.label} has {why}."}
+        sentence = f"Speculation should be off until it is shown to gain: {rival.label} has {why}."
+        return {"word": word, "sentence": sentence}
     if _off(winner, proof):
         sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain})."
         return {"word": word, "sentence": sentence}

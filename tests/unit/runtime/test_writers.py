@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dis
+import marshal
 import signal
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ import pytest
 from specmeter.runtime import layout, writers
 from specmeter.runtime.probe import Recorder
 from specmeter.runtime.ring import MARKS, Ring
+from specmeter.runtime.swap import bind, find_functions
+from specmeter.source.rewrite import rewrite_module
 from specmeter.trace.ring import read_ring
+from tests.support.toy import Mark, plan_points
 
 POINT = {"id": 3, "name": "verify", "role": "leaf"}
 WORD = 3 << layout.POINT_SHIFT
@@ -88,6 +94,45 @@ def test_threads_and_a_signal_handler_never_share_a_place(
     assert sorted(values["t0"].tolist()) == sorted([*range(4000)] * 3 + [0] * written[3])
     assert np.bincount(spans["lane"]).tolist() == np.bincount(values["lane"]).tolist()
     assert sorted(np.bincount(spans["lane"]).tolist())[:2] == [4000, 4000]
+
+
+TWO_THREADS = """
+import asyncio
+def g(n): return n
+def plain(): g(1); g(2); return g(3)
+def inline(): return [(lambda: g(i))() for i in range(3)]
+async def later(): return g(1)
+def run(): plain(); inline(); asyncio.run(later())
+"""
+
+
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize("values", [{}, {"n": "return"}])
+def test_spans_and_values_lie_in_their_threads_lane(
+    turns: bool, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the frame's thread is handed over and where it is not known."""
+    monkeypatch.setattr(writers, "TURNS_AT_CALLS", turns)
+    recorder, path, faults = recorder_of(tmp_path, 256)
+    points = plan_points(TWO_THREADS.encode(), "s.py", "s", [Mark("g", values=values)])
+    content = marshal.loads(rewrite_module(ast.parse(TWO_THREADS), "s.py", "s", "", points)["blob"])
+    module = types.ModuleType("s")
+    exec(compile(TWO_THREADS, "s.py", "exec", dont_inherit=True), module.__dict__)
+    roots = content["roots"]
+    pairs = {p["id"]: recorder.pair(p, roots[p["id"]], {f"{p['name']}.n": 99}) for p in points}
+    for entry in content["functions"]:
+        for function in find_functions(module, entry["qualname"], entry["code"]):
+            function.__code__ = bind(entry["code"], pairs, "s.py")
+    module.run()
+    thread = threading.Thread(target=module.run)
+    thread.start()
+    thread.join()
+    module.run()
+    found = read_ring(path).records
+    assert faults == []
+    lanes = [found["lane"][found["kind"] == kind].tolist() for kind in (layout.KIND_HOST_SPAN, layout.KIND_VALUE)]
+    assert lanes[0] == [0] * 7 + [1] * 7 + [0] * 7
+    assert lanes[1] == (lanes[0] if values else [])
 
 
 @pytest.mark.parametrize("turns", [True, False])

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import marshal
 import textwrap
+import threading
 import traceback
 import types
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specmeter.runtime import layout
+from specmeter.runtime import layout, swap
 from specmeter.runtime.swap import bind, find_functions
 from specmeter.source.rewrite import rewrite_module
 from tests.support.toy import Mark, plan_points
@@ -33,8 +34,8 @@ def probed(
     seen: list[tuple[str, Any]] = []
 
     def pair(point: dict[str, Any]) -> Any:
-        def end(begin: int, result: Any, id: int, *names: Any) -> Any:
-            assert (begin, id) == (11, point["id"] << layout.POINT_SHIFT)
+        def end(begin: int, result: Any, id: int, thread: Any, *names: Any) -> Any:
+            assert (begin, id) == (11, point["id"] << layout.POINT_SHIFT) and thread in (None, threading.get_ident())
             seen.append((point["name"], result, *names) if names else (point["name"], result))
             return result
 
@@ -279,8 +280,37 @@ def test_cycle_code_holds_the_cycle_point_alone() -> None:
     content = marshal.loads(rewrite_module(ast.parse(source), "s.py", "s", "", points)["blob"])
     entries = {entry["qualname"]: entry for entry in content["functions"]}
     consts = [const for const in entries["run"]["cycle_code"].co_consts if isinstance(const, str)]
-    assert sorted(consts) == ["\0specmeter.begin:1", "\0specmeter.end:1", "\0specmeter.word:1"]
+    assert sorted(consts) == ["\0specmeter.begin:1", "\0specmeter.end:1", "\0specmeter.thread", "\0specmeter.word:1"]
     assert entries["h"]["cycle_code"] is None
+
+
+FRAMES = {
+    "function": ("def run():\n  'Text.'\n  return [g(1), g(2), g(3)]", 1),
+    "loop": ("def run():\n  for i in range(50): g(i)", 1),
+    "body": ("def run(): return f(1) or f(2)\ndef f(n):\n  g(n); g(n)", 2),
+    "method": ("class A:\n  def f(self): g(1); return g(2)\ndef run(): A().f()", 1),
+    "closure": ("def run():\n  def f(): g(2); g(3)\n  g(1); f(); f()", 3),
+    "default": ("def run():\n  def f(n=g(1)): return n\n  return g(f())", 1),
+    "lambda": ("def run(): return (lambda: g(1) + g(2))()", 0),
+    "comprehension": ("def run(): return [g(i) for i in range(9)]", 0),
+    "class body": ("def run():\n  class A: x = g(1)", 0),
+    "coroutine": ("async def f(): return g(1) + g(2)\nrun = lambda: asyncio.run(f())", 0),
+    "own names": ("def run():\n  x = g(1) + g(2)\n  assert sorted(locals()) == ['x']", 0),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_the_thread_is_asked_for_once_a_frame(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of C code at every probe is what it saves; elsewhere than in plain functions it is not known."""
+    source, asked = FRAMES[case]
+    calls: list[int] = []
+    monkeypatch.setattr(swap, "get_ident", lambda: calls.append(1) or threading.get_ident())
+    source += "\ndef g(n): return n\nimport asyncio"
+    marks = [Mark("g"), Mark("f", kind="body")] if case == "body" else [Mark("g")]
+    module, seen, refused = probed(source, *marks)
+    module.run()
+    assert refused == [] and len(seen) > 0
+    assert len(calls) == asked
 
 
 def test_no_warning_reaches_the_caller() -> None:
