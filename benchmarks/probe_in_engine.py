@@ -98,6 +98,8 @@ def show(processes: list[dict[str, Any]], names: dict[str, str], overhead: dict[
     total = 0.0
     for took in processes:
         counts = [len(rows) for key, rows in took.items() if len(rows) > FIRST_CALLS]
+        if not counts:
+            continue  # no probe of it was hit
         cycles = statistics.mode(counts) - FIRST_CALLS
         for key, rows in sorted(took.items(), key=lambda item: float(item[0].split(".")[0])):
             ends = sorted(end / 1e3 for end, _span in rows[FIRST_CALLS:])
