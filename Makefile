@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= .venv/bin/python
 
-.PHONY: help setup format lint types unit integration check corpus
+.PHONY: help setup format lint types unit integration check engines corpus
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ integration: setup  ## Tests with the real model and real servers
 
 check: lint types  ## Everything that must pass before a commit lands
 	scripts/suite $(PYTHON)
+
+engines: setup  ## The tests that start vLLM more often than CI does (SPECMETER_VLLM_PYTHON names its Python)
+	SPECMETER_VLLM_MORE=1 $(PYTHON) -m pytest -m vllm tests/integration
 
 corpus: setup  ## Resolve every point in every release of SGLang and vLLM (downloads the wheels once)
 	$(PYTHON) benchmarks/corpus.py --write

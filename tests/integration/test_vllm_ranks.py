@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.real_vllm import command
+from tests.support.real_vllm import NO_MORE, command
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.engine,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not os.environ.get("SPECMETER_VLLM_PYTHON"), reason="needs SPECMETER_VLLM_PYTHON"),
+    pytest.mark.skipif(bool(NO_MORE), reason=str(NO_MORE)),
 ]
 RANKS, LAYERS = 3, 30
 

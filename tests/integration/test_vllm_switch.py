@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not VLLM, reason="SPECMETER_VLLM_PYTHON names no environment with vLLM"),
+    pytest.mark.skipif(bool(real_vllm.NO_MORE), reason=str(real_vllm.NO_MORE)),
 ]
 TOKENS = 24
 TURNS = (3, 1, 0, 3)

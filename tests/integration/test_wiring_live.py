@@ -104,6 +104,7 @@ def test_a_miswired_copy_on_the_embedded_engine_is_reported(tmp_path: Path) -> N
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM, reason="SPECMETER_VLLM_PYTHON names no environment with vLLM")
+@pytest.mark.skipif(bool(real_vllm.NO_MORE), reason=str(real_vllm.NO_MORE))
 def test_a_running_vllm_against_right_and_wrong_files(tmp_path: Path) -> None:
     """One start, with a head whose ids are one layer too low: found from its own files, and from the right ones."""
     assert VLLM is not None

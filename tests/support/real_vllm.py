@@ -29,6 +29,8 @@ HEADS = Path(specmeter.eagle.__file__).parent / "heads"
 PROMPTS = ("Explain how a bicycle stays upright.", "What is 17 times 23? Show the steps.", "List three fruits.")
 TOKENS, STEPS, LONG = 64, 3, 256
 MARGIN_S = 0.3
+# CI starts vLLM twice (test_vllm.py): every start more takes it a minute or more.
+NO_MORE = None if os.environ.get("SPECMETER_VLLM_MORE") else "a start of vLLM beyond CI's two: `make engines` runs it"
 
 
 @dataclass
