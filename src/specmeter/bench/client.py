@@ -21,7 +21,10 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Call:
-    """A request to send. ``body`` carries the engine's own fields, ``setting`` and ``block`` only label the result."""
+    """A request to send. ``body`` carries the engine's own fields, ``setting`` and ``block`` only label the result.
+
+    ``headers`` go with it and may hold a key, so they are never printed.
+    """
 
     request_id: str
     prompt: Prompt
@@ -32,14 +35,17 @@ class Call:
     setting: str = ""
     block: int = 0
     body: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came back for a call, on this machine's ``perf_counter_ns``.
 
-    ``arrivals_ns`` holds the arrival of each piece with text; ``output_tokens`` is the server's count. ``error`` is
-    empty if the answer is whole. ``accepted_per_position`` and ``cycles`` are the server's own words on this request.
+    ``arrivals_ns`` holds the arrival of the first piece with text and of each piece after it, with text or without
+    (special tokens have none); ``finish_ns`` is the arrival of the event that says why the answer ended, 0 without one.
+    ``output_tokens`` is the server's count. ``error`` is empty if the answer is whole. ``accepted_per_position`` and
+    ``cycles`` are the server's own words on this request.
     """
 
     call: Call
@@ -54,6 +60,7 @@ class Outcome:
     accepted: int | None = None
     accepted_per_position: tuple[int, ...] = ()
     error: str = ""
+    finish_ns: int = 0
 
     @property
     def first_ns(self) -> int:
@@ -62,8 +69,12 @@ class Outcome:
 
     @property
     def last_ns(self) -> int:
-        """Arrival of the last token."""
-        return self.arrivals_ns[-1] if self.arrivals_ns else self.end_ns
+        """Arrival of the last token: an answer may end in tokens without text, which only its finish tells of.
+
+        Where all of it came at once, a finish just behind it says nothing of the time that its tokens took.
+        """
+        last = self.arrivals_ns[-1] if self.arrivals_ns else self.end_ns
+        return max(last, self.finish_ns) if last > self.first_ns else last
 
     @property
     def token_ms(self) -> float | None:
@@ -97,7 +108,7 @@ class Client:
         problem = ""
         try:
             body = request_body(call, self.model, self.api)
-            async with self._http.stream("POST", PATHS[self.api], json=body) as response:
+            async with self._http.stream("POST", PATHS[self.api], json=body, headers=call.headers) as response:
                 if response.status_code != 200:
                     raise StreamError(_refusal(response.status_code, await response.aread()))
                 async for now, event in _events(response):
@@ -118,6 +129,8 @@ def request_body(call: Call, model: str, api: Api) -> dict[str, object]:
             "temperature": call.temperature,
             "ignore_eos": call.ignore_eos,
         }
+        if call.temperature > 0:  # a greedy answer has no use for it, and SGLang before 0.5.3 refuses the field
+            sampling["sampling_seed"] = call.seed
         return {"text": call.prompt.text, "sampling_params": sampling, "stream": True, **call.body}
     said: dict[str, object] = {"messages": call.prompt.as_messages()} if api == "chat" else {"prompt": call.prompt.text}
     return {
@@ -171,6 +184,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.arrivals: list[int] = []
+        self.finish_ns = 0
         self.texts: list[str] = []
         self.usage: Usage | None = None
         self.done = False
@@ -201,9 +215,15 @@ class _Answer:
             piece = (
                 choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
             )
+            finish = choice.get("finish_reason")
+            if finish:
+                self.finish_ns = now
             if piece:
-                self.arrivals.append(now)
                 self.texts.append(checked_text(piece))
+            # A piece without text is a token that has none, or several; before the first text it is the opening role,
+            # and with the finish it may be no token at all.
+            if piece or (self.arrivals and not finish):
+                self.arrivals.append(now)
 
     def _take_generate(self, now: int, document: Mapping[str, Any]) -> None:
         meta = document["meta_info"]
@@ -241,6 +261,7 @@ class _Answer:
             accepted=usage.accepted,
             accepted_per_position=usage.per_position,
             error=problem,
+            finish_ns=self.finish_ns,
         )
 
 

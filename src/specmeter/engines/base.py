@@ -80,6 +80,7 @@ class Counters:
 
     ``cycles``, ``drafted`` and ``accepted`` (bonus token excluded) only grow; ``per_position[i]`` counts the cycles
     that accepted the draft at position i + 1. ``accept_length`` is the engine's own gauge (SGLang), bonus included.
+    ``finished`` counts requests; where it is told, ``cycles`` and ``generated`` are those of these requests (SGLang).
     """
 
     cycles: int | None = None
@@ -88,6 +89,7 @@ class Counters:
     generated: int | None = None
     per_position: tuple[int, ...] = ()
     accept_length: float | None = None
+    finished: int | None = None
 
     def since(self, before: Counters) -> Counters:
         """What was counted between ``before`` and now; the gauge is not kept, since it has no such difference."""
@@ -102,13 +104,19 @@ class Counters:
             accepted=less(self.accepted, before.accepted),
             generated=less(self.generated, before.generated),
             per_position=tuple(now - then for now, then in zip(self.per_position, padded, strict=False)),
+            finished=less(self.finished, before.finished),
         )
 
     @property
     def mean_accept_length(self) -> float | None:
-        """Tokens gained a cycle, 1 + accepted / cycles, or the engine's gauge where it counts neither."""
+        """Tokens gained a cycle, 1 + accepted / cycles, or the engine's gauge where it counts neither.
+
+        Without ``accepted`` it is all tokens but each request's first, which the prompt's own forward gives, a cycle.
+        """
         if self.cycles and self.accepted is not None:
             return 1.0 + self.accepted / self.cycles
+        if self.cycles and self.generated is not None and self.finished:
+            return (self.generated - self.finished) / self.cycles
         return self.accept_length
 
 

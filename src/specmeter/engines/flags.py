@@ -9,6 +9,8 @@ Command = tuple[str, ...]
 _FLAG = re.compile(r"--?[A-Za-z]")
 # ASCII only: str.isdigit takes `²`, which int() refuses, and int() refuses text of thousands of digits.
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
+# Flags of vLLM and SGLang that take every word up to the next flag, whatever the words are.
+_MANY = ("--api-key", "--served-model-name", "--lora-modules", "--lora-paths", "--lora-target-modules", "--middleware")
 
 
 def whole_number(text: str | None) -> int | None:
@@ -29,22 +31,43 @@ def flag_value(command: Command, *names: str) -> str | None:
     return value
 
 
-def without_flags(command: Command, names: Iterable[str], *, prefixes: Iterable[str] = ()) -> Command:
-    """The command without these flags and their values; ``prefixes`` removes every flag that starts so."""
-    wanted, starts = tuple(names), tuple(_plain(prefix) for prefix in prefixes)
+def without_flags(
+    command: Command, names: Iterable[str], *, prefixes: Iterable[str] = (), switches: Iterable[str] = ()
+) -> Command:
+    """The command without these flags and their values; ``prefixes`` removes every flag that starts so.
+
+    A flag has one value, and more of them only where all are numbers (or the flag is known to take many words): what
+    stands behind may be the model, as in ``vllm serve --seed 1 MODEL``. Those of ``switches`` have none.
+    """
+    wanted, starts, bare = tuple(names), tuple(_plain(prefix) for prefix in prefixes), tuple(switches)
     kept: list[str] = []
     index = 0
     while index < len(command):
         word = command[index]
         name, equals, _ = word.partition("=")
         index += 1
-        if _same(name, wanted) or (name.startswith("--") and _plain(name).startswith(starts) and starts):
-            # A flag's values are the words up to the next flag, also a short one (-tp): `--sizes 1 2 -4` has three.
-            while not equals and index < len(command) and not _FLAG.match(command[index]):
-                index += 1
+        switch = _same(name, bare)
+        if switch or _same(name, wanted) or (name.startswith("--") and _plain(name).startswith(starts) and starts):
+            if not equals and not switch:
+                index += _count_values(command[index:], many=_same(name, _MANY))
             continue
         kept.append(word)
     return tuple(kept)
+
+
+def _count_values(words: Command, many: bool) -> int:
+    """How many of the words behind a flag are its values; the next flag, also a short one (-tp), is none."""
+    count = next((index for index, word in enumerate(words) if _FLAG.match(word)), len(words))
+    if many or count == 0:
+        return count
+    # `--sizes 1 2 -4` has three.
+    numbers = next((index for index, word in enumerate(words[:count]) if not _WHOLE.fullmatch(word)), count)
+    return max(1, numbers)
+
+
+def with_switch(command: Command, name: str) -> Command:
+    """The command with the switch ``name``, which has no value, once."""
+    return (*without_flags(command, (), switches=(name,)), name)
 
 
 def with_flag(command: Command, name: str, value: str) -> Command:

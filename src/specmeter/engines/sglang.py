@@ -14,6 +14,13 @@ from specmeter.engines.prometheus import Metrics
 from specmeter.errors import SpecmeterError
 
 _ADAPTIVE, _ADAPTIVE_CONFIG = "--speculative-adaptive", "--speculative-adaptive-config"
+# Those of the speculative flags that have no value.
+_SWITCHES = (
+    _ADAPTIVE,
+    "--speculative-use-rejection-sampling",
+    "--speculative-use-block-verification",
+    "--speculative-dspark-align-verify-tokens-to-graph-tier",
+)
 _RANKS = ("--tp", "--tp-size", "--tensor-parallel-size", "--pp", "--pp-size", "--pipeline-parallel-size")
 # Batches before SGLang looks at its own average for the first time: never.
 _WARMUP = 1 << 60
@@ -40,7 +47,7 @@ class SglangEngine:
     def with_setting(self, command: Command, setting: Setting) -> Command:
         """Sets the three flags; steps 0 removes every ``--speculative-*`` flag."""
         if setting.steps == 0:
-            return without_flags(command, (), prefixes=("--speculative-",))
+            return without_flags(command, (), prefixes=("--speculative-",), switches=_SWITCHES)
         if flag_value(command, "--speculative-algorithm") is None:
             raise SpecmeterError(
                 "The SGLang command has no --speculative-algorithm, so its step count cannot be changed.",
@@ -69,7 +76,7 @@ class SglangEngine:
             )
         if flag_value(command, _ADAPTIVE_CONFIG) is not None:
             raise SpecmeterError(f"The command has a {_ADAPTIVE_CONFIG} of its own.", "Switching would take its place.")
-        plain = without_flags(self.with_setting(command, most), (_ADAPTIVE,))
+        plain = without_flags(self.with_setting(command, most), (), switches=(_ADAPTIVE,))
         return (*plain, _ADAPTIVE, _ADAPTIVE_CONFIG, str(_write_candidates(steps)))
 
     def setting_of(self, command: Command) -> Setting | None:
@@ -83,7 +90,11 @@ class SglangEngine:
         return {}
 
     def counters(self, metrics: str, info: Mapping[str, object]) -> Counters:
-        """From ``sglang:*`` metrics (``--enable-metrics``), else the gauge of the info document."""
+        """From ``sglang:*`` metrics (``--enable-metrics``), else the gauge of the info document.
+
+        The three counters rise together as a request finishes (metrics_collector.py, ``observe_one_finished_request``);
+        ``spec_verify_calls`` is there from 0.5.16 on.
+        """
         scrape = Metrics(metrics)
         length = scrape.mean("sglang:spec_accept_length")
         states = info.get("internal_states")
@@ -94,6 +105,7 @@ class SglangEngine:
             cycles=scrape.total("sglang:spec_verify_calls"),
             generated=scrape.total("sglang:generation_tokens"),
             accept_length=length,
+            finished=scrape.total("sglang:num_requests"),
         )
 
     def info_path(self) -> str | None:

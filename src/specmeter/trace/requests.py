@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Request:
     """One request and its times.
 
-    ``send_ns``, ``first_ns`` (first token) and ``end_ns`` are perf_counter_ns of the machine the server runs on, or of
-    the client's where no trace is joined. ``setting`` names the engine setting, ``baseline`` meaning no speculation;
-    ``block`` is the block of an interleaved schedule and ``start`` the server start, both counted from 0.
+    ``send_ns``, ``first_ns`` (first text) and ``end_ns`` (last token, with text or without) are perf_counter_ns of the
+    machine the server runs on, or of the client's where no trace is joined. ``setting`` names the engine setting,
+    ``baseline`` meaning no speculation; ``block`` is the block of an interleaved schedule and ``start`` the server
+    start, both counted from 0.
     ``error`` is empty for a request that finished.
     """
 

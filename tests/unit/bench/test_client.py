@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from specmeter.bench.acceptance import acceptance
-from specmeter.bench.client import Api, Call, Outcome
+from specmeter.bench.client import Api, Call, Outcome, request_body
 from specmeter.bench.load import Load, arrivals, as_request, drive, lateness_ms, raise_failure, summarise
 from specmeter.bench.prompts import Prompt
 from specmeter.engines import engine_named
@@ -99,6 +99,26 @@ def test_tokens_are_counted_by_usage_and_times_by_arrival() -> None:
     assert 300 < (outcome.last_ns - outcome.first_ns) / 1e6 < 10_000, "two pauses, the first piece perhaps read late"
     assert outcome.token_ms == pytest.approx((outcome.last_ns - outcome.first_ns) / 4e6)
     assert as_request(outcome).decode_rate == pytest.approx(1000 / outcome.token_ms)
+
+
+ROLE = _event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+FINISH = _event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+
+
+@pytest.mark.parametrize("silent", [[_piece("")] * 4, [b": nothing for tokens without text\n\n"] * 4])
+def test_tokens_without_text_at_the_end_take_their_time_too(silent: list[bytes]) -> None:
+    parts = [ROLE, _piece("a"), _piece("b"), *silent, FINISH + USAGE + DONE]
+    outcome = _one(_send(HEAD, *parts, pause_s=0.1))
+    assert outcome.error == "" and outcome.text == "ab"
+    # The text took one pause, all of the tokens six.
+    assert (outcome.last_ns - outcome.first_ns) / 1e6 > 500
+    assert as_request(outcome).end_ns == outcome.last_ns
+    assert len(outcome.arrivals_ns) == (6 if silent[0] == _piece("") else 2), "neither the role nor the finish"
+
+
+def test_a_finish_behind_the_only_piece_makes_no_rate() -> None:
+    outcome = _one(_send(HEAD, ROLE, _piece("all of it"), FINISH, USAGE + DONE, pause_s=0.05))
+    assert outcome.error == "" and outcome.token_ms is None and as_request(outcome).decode_rate is None
 
 
 def test_events_cut_anywhere_and_carriage_returns() -> None:
@@ -206,6 +226,12 @@ def test_sglang_generate_repeats_the_text() -> None:
     ]
     outcome = _one(_send(HEAD, *events, DONE), api="generate")
     assert outcome.error == "" and outcome.text == "abc" and outcome.output_tokens == 3
+
+
+def test_a_sampled_answer_of_sglang_has_its_seed() -> None:
+    sampled = request_body(Call("r", PROMPT, 5, temperature=0.5, seed=7), "m", "generate")
+    assert sampled["sampling_params"]["sampling_seed"] == 7
+    assert "sampling_seed" not in request_body(Call("r", PROMPT, 5, seed=7), "m", "generate")["sampling_params"]
 
 
 def test_failure_stops_the_load_unless_told_otherwise() -> None:

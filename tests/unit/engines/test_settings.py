@@ -11,7 +11,7 @@ import pytest
 
 from specmeter.cli import main
 from specmeter.engines import Counters, Setting, engine_named
-from specmeter.engines.flags import flag_value, without_flags
+from specmeter.engines.flags import flag_value, with_flag, with_switch, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.engines.spec import add_server_arguments, checked_url, engine_of, read_server_file, server_spec
 from specmeter.errors import SpecmeterError
@@ -151,6 +151,24 @@ def test_flags_with_many_values() -> None:
     assert flag_value(("a", "--tp_size=2", "--tp-size", "4"), "--tp-size") == "4"
 
 
+def test_a_model_behind_a_flag_stays_in_the_command() -> None:
+    engine = engine_named("vllm")
+    config = '{"method": "eagle3", "num_speculative_tokens": 3}'
+    words = ("vllm", "serve", "--seed", "1", "--speculative-config", config, "meta-llama/X")
+    assert engine.with_setting(words, Setting.of(0)) == ("vllm", "serve", "--seed", "1", "meta-llama/X")
+    assert engine.with_setting(words, Setting.of(2))[:5] == ("vllm", "serve", "--seed", "1", "meta-llama/X")
+    dotted = ("vllm", "serve", "--speculative-config.method", "eagle3", "meta-llama/X")
+    assert engine.with_setting(dotted, Setting.of(0)) == ("vllm", "serve", "meta-llama/X")
+    assert with_flag(("vllm", "serve", "--port", "0", "M"), "--port", "9") == ("vllm", "serve", "M", "--port", "9")
+    assert with_switch(("vllm", "serve", "--enforce_eager", "M"), "--enforce-eager") == (
+        "vllm", "serve", "M", "--enforce-eager",
+    )  # fmt: skip
+    names = ("vllm", "serve", "M", "--served-model-name", "a", "b", "--seed", "1")
+    assert without_flags(names, ("--served-model-name",)) == ("vllm", "serve", "M", "--seed", "1")
+    sglang = ("sglang", "serve", "--speculative-adaptive", "M", "--speculative-num-steps", "3", "N")
+    assert engine_named("sglang").with_setting(sglang, Setting.of(0)) == ("sglang", "serve", "M", "N")
+
+
 def test_vllm_metrics_and_differences() -> None:
     text = """# TYPE vllm:spec_decode_num_drafts_total counter
 vllm:spec_decode_num_drafts_total{engine="0",model_name="a \\"b\\", c"} 100.0
@@ -176,6 +194,23 @@ def test_sglang_gauge_from_metrics_or_info() -> None:
     assert engine.counters("", {}).mean_accept_length is None
     for senseless in (10**400, -1, float("nan")):
         assert engine.counters("", {"internal_states": [{"avg_spec_accept_length": senseless}]}) == Counters()
+
+
+def test_sglang_accept_length_between_two_scrapes() -> None:
+    def scrape(generated: int, cycles: int, requests: int) -> Counters:
+        text = (
+            f'sglang:generation_tokens_total{{model_name="m"}} {generated}\n'
+            f'sglang:spec_verify_calls_total{{model_name="m"}} {cycles}\n'
+            f'sglang:num_requests_total{{model_name="m"}} {requests}\n'
+            'sglang:spec_accept_length{model_name="m"} 1.0\n'
+        )
+        return engine_named("sglang").counters(text, {})
+
+    counted = scrape(1000 + 4 * 91, 300 + 4 * 30, 10 + 4).since(scrape(1000, 300, 10))
+    assert (counted.cycles, counted.finished, counted.mean_accept_length) == (120, 4, 3.0)
+    assert scrape(9, 3, 1).since(scrape(9, 3, 1)).mean_accept_length is None, "nothing ran"
+    before = engine_named("sglang").counters("sglang:generation_tokens_total 5\nsglang:num_requests_total 1", {})
+    assert before.since(before).mean_accept_length is None, "a version without the counter of cycles"
 
 
 def test_senseless_metrics_are_skipped() -> None:
