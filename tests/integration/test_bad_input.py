@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], int, str]] = {
     "module not there": (nothing, ["source", "toyeng.wroker"], 5, "Nearest: toyeng.worker"),
     "a pipe": (pipe, ["source", "pipe.py"], 5, "no file but a pipe"),
     "a folder": (nothing, ["source", "toyeng/"], 5, "not a Python source file"),
+    "a tree that is not there": (nothing, ["source", "toyeng.worker", "--path", "away"], 2, "away is not a folder"),
     "a read that fails": (failing_read, ["source", "toyeng.odd"], 5, "odd.py: Input/output error"),
     "no such engine": (nothing, ["plan", "--engine", "sglang==0.5.16"], 5, "sglang is not in the environment of"),
     "no such engine to run": (nothing, ["run", "--engine", "sglang==0.5.16", *RUN[3:]], 5, "sglang is not in the"),

@@ -463,6 +463,34 @@ kept = []
         assert len(records(only_process(link).ring)) == 2
 
 
+def test_closures_go_along_when_probes_are_made_anew(tmp_path: Path) -> None:
+    """NVTX on and off makes new code for every probe, and so does a point that disarms itself."""
+    source = """
+def leaf(x): return x
+async def later(): return 1
+def make(n):
+    def inner(): return leaf(n)
+    def lazy(fn): return fn()
+    return inner, lazy
+inner, lazy = make(1)
+"""
+    toy = make_toy(tmp_path, "toymod", source, [Mark("leaf"), Mark("fn", "lazy")])
+    link = toy.link(tmp_path / "links")
+    shell = "import sys, toymod as t\nplain = t.inner.__code__, t.lazy.__code__\nprint('ready', flush=True)\n"
+    shell += "for line in sys.stdin: print(repr(eval(line)), flush=True)"
+    with running(shell, environment(link, tmp_path)) as child:
+        ready(child)
+        assert not arm(link).silent
+        assert ask(child, "t.inner(), t.lazy(t.later).close(), t.lazy(t.later).close()") == "(1, None, None)"
+        until(lambda: len(only_process(link).report["disarmed"]) == 1, "the word that the point is out")
+        assert not arm(link, nvtx=True).silent
+        assert ask(child, "t.inner(), t.lazy(t.later).close()") == "(1, None)"
+        found = records(only_process(link).ring)
+        assert int((found["kind"] == layout.KIND_DISARMED).sum()) == 1, "taken out once"
+        assert not disarm(link).silent
+        assert ask(child, "t.inner.__code__ is plain[0], t.lazy.__code__ is plain[1]") == "(True, True)"
+
+
 def test_two_processes_acknowledge(toy: Toy, tmp_path: Path) -> None:
     link = toy.link(tmp_path / "links")
     env = environment(link, tmp_path)

@@ -327,6 +327,56 @@ def test_link_removed_while_the_server_runs(toy: Toy, tmp_path: Path) -> None:
     assert (out, err, child.returncode) == ("[5]\n", "", 0)
 
 
+def test_the_probes_go_out_once_when_the_link_is_gone(toy: Toy, tmp_path: Path) -> None:
+    """As when a login ends and its runtime directory with it: no report can be written, and none is tried for ever."""
+    link = toy.link(tmp_path / "links", armed=True)
+    code = """
+import sys, threading, time, toymod
+from _specmeter_runtime.boot import current
+toymod.work(1)
+print("ready", flush=True)
+sys.stdin.readline()
+thread = threading.Thread(target=toymod.work, args=(1,))  # a new lane is news for the report
+thread.start(); thread.join()
+end = time.monotonic() + 30
+while not current().detached and time.monotonic() < end: time.sleep(0.01)
+before = time.process_time()
+time.sleep(0.5)
+runtime = current()
+print(runtime.detached, runtime.arming.armed, len(runtime.faults), time.process_time() - before < 0.1, toymod.work(1))
+"""
+    with running(code, environment(link, tmp_path)) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        remove_link(link)
+        out, err = child.communicate("\n", timeout=60)
+    assert (out, err) == ("True False 1 True [5]\n", "")
+
+
+def test_a_child_whose_line_cannot_be_made_touches_no_handle_of_the_servers(toy: Toy, tmp_path: Path) -> None:
+    link = toy.link(tmp_path / "links", armed=True)
+    code = """
+import os, sys, threading, time, toymod
+from _specmeter_runtime.boot import current
+toymod.work(1)
+print("ready", flush=True)
+sys.stdin.readline()
+if os.fork() == 0:
+    mine = [os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) for _ in range(8)]  # one takes the closed handle's number
+    thread = threading.Thread(target=toymod.work, args=(1,))
+    thread.start(); thread.join()
+    time.sleep(0.3)
+    print(os.fstat(mine[0]).st_size, current()._line, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    code = code.replace("sys.argv[1]", repr(str(tmp_path / "mine")))
+    with running(code, environment(link, tmp_path)) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        remove_link(link)
+        out, err = child.communicate("\n", timeout=60)
+    assert (out, err) == ("0 None\n", "")
+
+
 def test_files_are_private(toy: Toy, tmp_path: Path) -> None:
     link = toy.link(tmp_path / "links", armed=True)
     with running("import toymod, time; toymod.work(1); time.sleep(60)", environment(link, tmp_path)):

@@ -58,8 +58,7 @@ def interpreter_of(command: Sequence[str], env: Mapping[str, str] | None = None)
         raise SpecmeterError(f"{command[0]} is not there", why, "Give the command as it starts the server by itself.")
     words = list(command)
     if Path(found).name == "env":
-        rest = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
-        return interpreter_of(rest, env)
+        return interpreter_of(behind_env(words)[1], env)
     if Path(found).name.startswith(("python", "pypy")):
         return Path(found)
     interpreter = _shebang(Path(found), env)
@@ -79,10 +78,8 @@ def first_on_path(command: Sequence[str], env: Mapping[str, str], cwd: str) -> t
     """
     words, variables = list(command), dict(env)
     if words and Path(words[0]).name == "env":
-        rest = [word for word in words[1:] if not word.startswith("-")]
-        while rest and "=" in rest[0]:
-            name, _, variables[name] = rest.pop(0).partition("=")
-        return first_on_path(rest, variables, cwd)
+        found, rest = behind_env(words)
+        return first_on_path(rest, {**variables, **found}, cwd)
     if words and not Path(words[0]).name.startswith(("python", "pypy")):
         found = shutil.which(words[0], path=variables.get("PATH"))
         line = _shebang_words(Path(found)) if found else []
@@ -92,6 +89,18 @@ def first_on_path(command: Sequence[str], env: Mapping[str, str], cwd: str) -> t
             return ()
         words = [*line, str(found), *words[1:]]
     return started_first(words, cwd, variables)[1] if words else ()
+
+
+def behind_env(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that ``env ...`` sets, and the command that it runs; its own options are left out."""
+    words, variables = list(command[1:]), dict[str, str]()
+    while words and (words[0].startswith("-") or "=" in words[0]):
+        word = words.pop(0)
+        if not word.startswith("-"):
+            name, _, variables[name] = word.partition("=")
+        elif word in ("-u", "--unset", "-C", "--chdir") and words:
+            words.pop(0)
+    return variables, words
 
 
 def launch(command: Sequence[str], link: Link, env: Mapping[str, str] | None = None) -> int:
@@ -158,7 +167,7 @@ def _interpreter_options(command: Sequence[str]) -> list[str]:
     """The options that go to the interpreter itself (up to the script, -c or -m)."""
     words = list(command)
     if words and Path(words[0]).name == "env":
-        words = [word for word in words[1:] if "=" not in word]
+        words = behind_env(words)[1]
     options: list[str] = []
     if words and not Path(words[0]).name.startswith("python"):
         found = shutil.which(words[0])
@@ -184,7 +193,7 @@ def _shebang(path: Path, env: Mapping[str, str] | None) -> Path | None:
     if not words:
         return None
     if Path(words[0]).name == "env":
-        rest = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+        rest = behind_env(words)[1]
         found = shutil.which(rest[0], path=(env or os.environ).get("PATH")) if rest else None
     else:
         found = words[0] if Path(words[0]).exists() else None

@@ -120,7 +120,7 @@ def _check_names(found: _Problems, points: list[Mapping[str, Any]]) -> None:
     roles: dict[object, object] = {}
     for number, point in enumerate(points, 1):
         name, role = point.get("name"), point.get("role")
-        if roles.setdefault(name, role) != role:
+        if isinstance(name, str) and isinstance(role, str) and roles.setdefault(name, role) != role:
             found.add(
                 f"point {number} ({name})", f"role = {role!r}, but an earlier point of that name is {roles[name]!r}"
             )

@@ -74,8 +74,20 @@ class Arming:
                 self.pairs[point] = self._with_range(point)
         with self.changing:
             for swap in self.swaps:
-                swap.rebind(self.pairs)
+                self._rebind(swap)
             self._renew_mix()
+
+    def _rebind(self, swap: Swap) -> None:
+        """Make a swap's probed code anew; closures that live on go along."""
+        put_nested([swap], False)
+        swap.rebind(self.pairs)
+        if swap.state == "in":
+            put_nested([swap], True)
+
+    def _put_out(self, swap: Swap) -> None:
+        """Take one swap out, closures that live on too."""
+        swap.put("out")
+        put_nested([swap], False)
 
     def _with_range(self, point: int) -> Pair:
         name, pair = self._bare[point]
@@ -155,7 +167,7 @@ class Arming:
                 break
             time.sleep(0.02)
         for swap in stuck:
-            swap.put("out")
+            self._put_out(swap)
             swap.reason = "a frame of it has been running since before arming and keeps its old code"
             self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {swap.reason}")
 
@@ -167,9 +179,9 @@ class Arming:
         with self.changing:
             for swap in self.swaps:
                 if point in swap.points:
-                    swap.rebind(self.pairs)
+                    self._rebind(swap)
                     if self._dead(swap):
-                        swap.put("out")
+                        self._put_out(swap)
             self._renew_mix()
 
     def leave(self) -> None:
@@ -257,7 +269,7 @@ class Arming:
                 if reason and not swap.compiled:
                     with self.changing:
                         swap.compiled = reason
-                        swap.put("out")
+                        self._put_out(swap)
                         self._renew_mix()
                     self.refuse(swap.qualname, swap.points, f"{swap.qualname}: {reason}")
 

@@ -190,8 +190,19 @@ class Runtime:
                 self.generation = self.deep.command(self.arming.armed)
             self._write_report()
         except Exception as error:
-            self._note(f"control line {line!r}", error)
+            # A report that cannot be written is no news for the report.
+            self._note(f"control line {line!r}", error, tell=line.strip() != "report")
+            if not os.path.isdir(self.link):
+                self._go()
         return not self.detached
+
+    def _go(self) -> None:
+        """The link is gone, so nobody can reach this process any more: the probes go out, for good."""
+        try:
+            with self.arming.lock:
+                self._detach()
+        except Exception:
+            pass  # the server comes first
 
     def _read_state_safely(self, word: str, rest: List[str]) -> None:
         with self.arming.lock:
@@ -266,11 +277,12 @@ class Runtime:
             self.recorder.write(layout.KIND_DISARMED, point, time.perf_counter_ns(), 0, 0)
         return None
 
-    def _note(self, where: str, error: BaseException) -> None:
+    def _note(self, where: str, error: BaseException, tell: bool = True) -> None:
         try:
             if len(self.faults) < 100:
                 self.faults.append(f"{where}: {type(error).__name__}: {error}")
-            self._news()
+            if tell:
+                self._news()
         except Exception:
             pass
 
@@ -318,8 +330,9 @@ class Runtime:
             self.recorder.reset()
             self.knobs.renew()
             self.deep.forked()
-            if self._line is not None and not self.detached:
-                self._line.close(unlink=False)
+            line, self._line = self._line, None  # a closed handle's number may soon be the server's
+            if line is not None and not self.detached:
+                line.close(unlink=False)
                 self._open_line()
                 self._write_report()
         except Exception as error:

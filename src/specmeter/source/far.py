@@ -21,7 +21,8 @@ import sys
 if not __package__:
     # Run as a script from wherever the folder was copied to: become a package, and leave nothing on the search path.
     _here = os.path.dirname(os.path.abspath(__file__))
-    sys.path.pop(0)
+    if sys.path and os.path.abspath(sys.path[0]) == _here:  # PYTHONSAFEPATH puts it not there
+        sys.path.pop(0)
     sys.path.insert(0, os.path.dirname(_here))
     __package__ = os.path.basename(_here)
     __import__(__package__)

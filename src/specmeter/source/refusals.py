@@ -32,6 +32,12 @@ COMPILED = ("torch.compile", "torch._dynamo.optimize", "torch.jit.script", "torc
 COMPILED_LAST = frozenset(["jit", "njit", "script", "support_torch_compile", "kernel", "triton_op"])
 
 
+_OWN_NAMES = frozenset(
+    f"{space}{name}" for space in ("", "builtins.") for name in ("locals", "vars", "eval", "exec", "dir")
+)
+_OWN_NAMES |= {"sys._getframe", "_getframe", "inspect.currentframe", "currentframe", "inspect.stack"}
+
+
 class NotPlaced(Exception):
     """The reason why one point cannot be placed."""
 
@@ -105,9 +111,18 @@ def _never_returns(function: Function) -> bool:
 
 
 def calls_locals(function: Function) -> bool:
-    """Whether the function looks at its own names, among which a probed body has more than the source."""
-    names = {"locals", "vars", "eval", "exec", "dir"}
+    """Whether the function looks at its own names, among which a probed one has more than the source.
+
+    Where it asks for its frame, its names may be meant. Decorators and defaults of inner functions run in it too.
+    """
+    nodes = own_nodes(function)
+    for inner in [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]:
+        outside = list(inner.decorator_list)
+        if not isinstance(inner, ast.ClassDef):
+            outside += [default for default in [*inner.args.defaults, *inner.args.kw_defaults] if default is not None]
+        nodes += [node for expression in outside for node in ast.walk(expression)]
     return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
-        for node in own_nodes(function)
+        (isinstance(node, ast.Attribute) and node.attr == "f_locals")
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in _OWN_NAMES)
+        for node in nodes
     )

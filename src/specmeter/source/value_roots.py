@@ -6,7 +6,7 @@ Runs under the server's own interpreter (standard library of CPython 3.9).
 from __future__ import annotations
 
 import ast
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Set, Tuple
 
 from .refusals import Function, NotPlaced, own_nodes
 
@@ -68,7 +68,7 @@ def body_roots(function: Function, point: Mapping[str, Any]) -> Tuple[List[ast.e
     """The same for a whole function, whose parameters are meant; one that is bound anew is refused (NotPlaced)."""
     parameters = [argument.arg for argument in [*function.args.posonlyargs, *function.args.args]]
     every = {*parameters, *(argument.arg for argument in function.args.kwonlyargs)}
-    bound = {node.id for node in own_nodes(function) if isinstance(node, ast.Name) and node.ctx.__class__ != ast.Load}
+    bound = _bound(function)
     names: List[ast.expr] = []
     roots: Roots = []
     for root in _wanted_roots(point):
@@ -85,6 +85,20 @@ def body_roots(function: Function, point: Mapping[str, Any]) -> Tuple[List[ast.e
         roots.append([root, len(names)])
         names.append(ast.Name(name, ast.Load()))
     return names, roots
+
+
+def _bound(function: Function) -> Set[str]:
+    """The names that the function's own frame binds or deletes besides its parameters."""
+    found: Set[str] = set()
+    for node in own_nodes(function):
+        if isinstance(node, ast.Name):
+            found.update([] if isinstance(node.ctx, ast.Load) else [node.id])
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+        else:
+            # ``except E as X``, nested definitions, and from 3.10 on the captures of ``match``.
+            found.update(name for name in (getattr(node, "name", None), getattr(node, "rest", None)) if name)
+    return found
 
 
 def _arg_index(root: str) -> int:

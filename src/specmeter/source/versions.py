@@ -37,6 +37,8 @@ def check_range(spec: str) -> Optional[str]:
         found = _CLAUSE.match(clause)
         if not found or key(found.group(2)) is None:
             return f"{clause.strip()!r} is not a version clause such as >=0.5.4"
+        if "*" in found.group(2):
+            return f"{clause.strip()!r} has a wildcard: write the range out, such as >=0.5,<0.6"
     return None
 
 

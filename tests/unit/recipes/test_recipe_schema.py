@@ -80,6 +80,7 @@ def test_built_in_ones_are_valid_and_open_at_the_top(engine: str) -> None:
         ('clock = "device"', "", "key 'clock' is missing"),
         ('name = "verify.forward"', 'name = "forward"', "a leaf is named phase.part"),
         ('name = "verify.forward"', 'name = "Verify"', "not well formed"),
+        ('name = "verify.forward"', 'name = ["verify"]', "not well formed"),
         ('name = "verify.forward"', 'name = "cycle"', "role = 'leaf', but an earlier point of that name is 'cycle'"),
         ('call = "verify$"', 'call = "verify("', "is not a regular expression"),
         ('call = "verify$", ', "", "anchor 1: key 'call' is missing"),

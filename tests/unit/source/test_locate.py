@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import py_compile
 import sys
 import zipfile
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specmeter.recipes.asking import ask_far
 from specmeter.source.locate import locate, package_folders
 from specmeter.source.pyfile import SourceError, read
 
@@ -131,3 +134,12 @@ def test_unreadable_and_invalid_files(tmp_path: Path) -> None:
     (tmp_path / "null.py").write_bytes(b"x = 1\0\n")
     with pytest.raises(SourceError, match="null"):
         read(str(tmp_path / "null.py")).tree()
+
+
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_python_with_a_safe_path_finds_the_first_folder_of_its_pythonpath(tmp_path: Path, safe: str) -> None:
+    """PYTHONSAFEPATH keeps a script's folder off the search path, so nothing of it may be taken off."""
+    (tmp_path / "first_of_all.py").write_text("x = 1\n")
+    env = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path)}
+    found = ask_far(Path(sys.executable), {"op": "locate", "module": "first_of_all"}, env)
+    assert str(tmp_path / "first_of_all.py") in json.dumps(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import marshal
+import sys
 import textwrap
 import threading
 import traceback
@@ -48,6 +49,7 @@ def probed(
     return module, seen, [refusal["reason"] for refusal in answer["refused"]]
 
 
+MATCH = pytest.mark.skipif(sys.version_info < (3, 10), reason="match came with Python 3.10")
 CASES = {
     "method": (
         "class A:\n def g(self, x): return x + 1\n def f(self): return self.g(2)\nrun = lambda: A().f()",
@@ -196,6 +198,28 @@ def test_body_with_only_a_docstring_or_a_nested_return() -> None:
     assert seen == [("e", None), ("f", 1)]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try: g()\n except OSError as req: pass",
+        "import os as req",
+        "from os import path as req",
+        "def req(): pass",
+        "class req: pass",
+        "del req",
+        "for req in (): pass",
+        pytest.param("match g():\n  case [req]: pass", marks=MATCH),
+        pytest.param("match g():\n  case {**req}: pass", marks=MATCH),
+        pytest.param("match g():\n  case [*req]: pass", marks=MATCH),
+    ],
+)
+def test_a_parameter_that_is_bound_anew_is_no_root(body: str) -> None:
+    """``except ... as NAME`` deletes it, and the probe's own read of it would raise in the server."""
+    source = f"def g(): raise OSError\ndef f(req):\n {body}\n return 1"
+    _module, _seen, refused = probed(source, Mark("f", kind="body", values={"n": "arg0"}))
+    assert refused == ["value root arg0: the function binds or deletes req anew"]
+
+
 def test_value_roots_are_names_read_after_the_call() -> None:
     source = "class A:\n def f(self, b):\n  return self.g(b.reqs, k=self.n)\n def g(self, r, k): return 1\n"
     module, seen, refused = probed(
@@ -295,6 +319,9 @@ FRAMES = {
     "comprehension": ("def run(): return [g(i) for i in range(9)]", 0),
     "class body": ("def run():\n  class A: x = g(1)", 0),
     "coroutine": ("async def f(): return g(1) + g(2)\nrun = lambda: asyncio.run(f())", 0),
+    "own frame": ("def run():\n  x = g(1) + g(2)\n  assert sorted(sys._getframe().f_locals) == ['x']", 0),
+    "own names in a default": ("def run():\n  x = g(1)\n  def f(n=locals()): return n\n  assert list(f()) == ['x']", 0),
+    "another's names": ("def run():\n  def f(): return locals()\n  return g(f()), g(2)", 1),
     "own names": ("def run():\n  x = g(1) + g(2)\n  assert sorted(locals()) == ['x']", 0),
 }
 
@@ -305,7 +332,7 @@ def test_the_thread_is_asked_for_once_a_frame(case: str, monkeypatch: pytest.Mon
     source, asked = FRAMES[case]
     calls: list[int] = []
     monkeypatch.setattr(swap, "get_ident", lambda: calls.append(1) or threading.get_ident())
-    source += "\ndef g(n): return n\nimport asyncio"
+    source += "\ndef g(n): return n\nimport asyncio, sys"
     marks = [Mark("g"), Mark("f", kind="body")] if case == "body" else [Mark("g")]
     module, seen, refused = probed(source, *marks)
     module.run()

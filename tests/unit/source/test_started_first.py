@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specmeter.control.launch import first_on_path
+from specmeter.control.launch import behind_env, first_on_path, interpreter_of
 from specmeter.source.process import started_first
 
 PRINT = "import json, sys; print(json.dumps(sys.path))"
@@ -54,5 +54,12 @@ def test_through_env_and_a_console_script(place: Path) -> None:
     assert first_on_path([str(script), "model"], env, "/") == (str(script.parent),)
     assert first_on_path(["env", "A=1", "python3", "go.py"], env, str(place)) == (str(place),)
     assert first_on_path(["env", "PYTHONSAFEPATH=1", "python3", "-m", "mod"], env, str(place)) == ()
+    # Its own options end where the command begins: the others are Python's.
+    alone = first_on_path(["python3", "-P", "-m", "mod"], env, str(place))
+    assert alone == first_on_path(["env", "A=1", "python3", "-P", "-m", "mod"], env, str(place))
+    words = ["env", "-u", "B", "-i", "A=1", "python3", "-W", "ignore", "sub/go.py", "x=y"]
+    assert first_on_path(words, env, str(place)) == (str(place / "sub"),)
+    assert behind_env(words) == ({"A": "1"}, words[5:])
+    assert interpreter_of(words, env) == interpreter_of(["python3"], env)
     script.write_text(f"#!{sys.executable} -I\n{PRINT}\n")
     assert first_on_path([str(script)], env, "/") == () == first_on_path(["/bin/ls"], env, "/")

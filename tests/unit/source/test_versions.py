@@ -32,7 +32,7 @@ def test_ranges(version: str, spec: str, expected: bool) -> None:
     assert versions.in_range(version, spec) is expected
 
 
-@pytest.mark.parametrize("spec", ["0.5", ">=", ">=x", "=>1", ">=1,,<2", "~=1.0"])
+@pytest.mark.parametrize("spec", ["0.5", ">=", ">=x", "=>1", ">=1,,<2", "~=1.0", "==0.5.*", "!=0.5.*"])
 def test_wrong_ranges_are_told(spec: str) -> None:
     assert versions.check_range(spec)
 
