@@ -33,6 +33,7 @@ from specmeter.control.signals import terminations_interrupt
 from specmeter.engines.flags import whole_number
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.bench_view import bench_sentence
+from specmeter.reporters.inert import inert_lines
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace.rundir import RunWriter
 
@@ -57,24 +58,54 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Drive the load at each level, print the table, save the run."""
+    """Drive the load at each level, print the table, save the run.
+
+    Raises SpecmeterError for a level that failed, after the levels before it have been printed and saved.
+    """
+    results: list[dict[str, Any]] = []
+    failure: SpecmeterError | None = None
     prompts, levels, progress = chosen_prompts(args), _levels(args), Progress()
     with terminations_interrupt(), place_of(args) as place:
         spec, how = chosen_server(args, place), probing(args, probes=False, place=place)
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
-        with session(spec, None, writer, how, progress, "server") as running:
-            results = _measure(running, prompts, levels, args, writer)
+        try:
+            with session(spec, None, writer, how, progress, "server") as running:
+                _measure(running, prompts, levels, args, writer, results)
+        except SpecmeterError as error:
+            if not results:
+                raise
+            failure = error
         writer.add_facts(**place.facts())
     document = {
         "schema": SCHEMA, "kind": "bench", "version": __version__, "prompts": prompts.name,
         "max_tokens": args.max_tokens, "levels": results,
         "verdict": {"word": "measured", "sentence": bench_sentence(results)},
     }  # fmt: skip
+    return _shown(document, failure, writer, args.json)
+
+
+def _shown(document: dict[str, Any], failure: SpecmeterError | None, writer: RunWriter, as_json: bool) -> int:
+    """Saves and prints what was measured; then raises the ``failure`` that ended it, if there is one."""
+    results = document["levels"]
     writer.keep_analysis(document, render_analysis(document))
     with writer.postponing():
-        writer.finish("complete")
+        writer.finish("complete" if failure is None else "partial")
     failed = sum(level["failed"] for level in results)
-    return show_saved("bench", document, [f"{failed} requests failed"] if failed else [], writer, args.json)
+    warnings = [f"{failed} requests failed"] if failed else []
+    if failure is not None:
+        warnings.append(f"the run ended at the level after {_level_name(results[-1])}: {failure.what}")
+    code = show_saved("bench", document, warnings, writer, as_json)
+    if failure is None:
+        return code
+    if not as_json:
+        raise failure
+    # Standard output has its one document already.
+    print(inert_lines(f"specmeter: {failure}"), file=sys.stderr)
+    return int(failure.exit)
+
+
+def _level_name(level: dict[str, Any]) -> str:
+    return f"{level['concurrency']} at once" if level["rate_per_s"] is None else f"{level['rate_per_s']} a second"
 
 
 def _levels(args: argparse.Namespace) -> list[Load]:
@@ -96,12 +127,19 @@ def _levels(args: argparse.Namespace) -> list[Load]:
 
 
 def _measure(
-    running: Session, prompts: PromptSet, levels: list[Load], args: argparse.Namespace, writer: RunWriter
-) -> list[dict[str, Any]]:
-    """Each level in turn, its requests saved at once; one at which every request fails ends it with the reason."""
+    running: Session,
+    prompts: PromptSet,
+    levels: list[Load],
+    args: argparse.Namespace,
+    writer: RunWriter,
+    results: list[dict[str, Any]],
+) -> None:
+    """Each level in turn into ``results``, its requests saved at once.
+
+    Raises SpecmeterError with the reason for a level at which every request fails.
+    """
     send, chosen = sending(args), prompts.sample(args.requests, args.seed)
     _warm_up(running, chosen, send, args)
-    results: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
     for block, load in enumerate(levels):
         calls = [call(prompt, None, None, send, block, f"n{index}") for index, prompt in enumerate(chosen)]
@@ -119,7 +157,6 @@ def _measure(
         results.append({**level, **found, "late_ms": late, **acceptance(steady, counted)})
         outcomes += result.outcomes
         writer.keep(requests=[as_request(outcome) for outcome in outcomes])
-    return results
 
 
 def _warm_up(running: Session, chosen: Sequence[Prompt], send: Sending, args: argparse.Namespace) -> None:

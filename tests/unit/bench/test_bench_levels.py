@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,10 +36,21 @@ def test_finished_levels_are_kept_when_a_later_one_fails(tmp_path: Path, capsys:
     engine = Breaking([ScriptedCycle(the), ScriptedCycle(cat, finish="length")])
     with scripted_server(engine, tokenizer, max_queue=16) as url:
         words = ["bench", "--url", url, "--prompts", str(tmp_path / "p.jsonl"), "--requests", "3", "--max-tokens", "2"]
-        code = main([*words, "--concurrency", "1,2", "--out", str(tmp_path / "run")])
-    assert code == 4 and "Every request failed" in capsys.readouterr().err
+        code = main([*words, "--concurrency", "1,2", "--json", "--out", str(tmp_path / "run")])
+    shown = capsys.readouterr()
+    assert code == 4 and "Every request failed" in shown.err and "out of cache" not in shown.out
     saved = load(tmp_path / "run")
     assert saved.run["status"] == "partial" and len(saved.requests["request_id"]) == 3
+    printed = json.loads(shown.out)
+    assert printed["warnings"] == ["the run ended at the level after 1 at once: Every request failed."]
+    (level,) = saved.analysis["levels"]
+    assert (level["concurrency"], level["requests"], level["failed"], level["output_tokens"]) == (
+        1,
+        3,
+        0,
+        3 * len(the + cat),
+    )
+    assert printed["result"]["levels"] == [level]
 
 
 def test_a_ramp_is_left_out_and_warm_ups_are_as_many_as_asked(
