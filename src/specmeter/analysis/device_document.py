@@ -109,7 +109,7 @@ def device_facts(
     requests: Mask | None = None,
     patterns: Patterns | None = None,
 ) -> dict[str, Any] | None:
-    """``document["device"]``: what the always-on spans gave (``found``) and the windows, in the order given."""
+    """``document["device"]``: what the always-on spans gave (``found``, None in older runs) and the windows."""
     if not windows:
         return dict(found) if found else None
     return {**(found or {}), "windows": [window_facts(trace, w, requests, patterns) for w in windows]}

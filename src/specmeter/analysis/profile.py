@@ -272,8 +272,8 @@ def _sentence(document: dict[str, Any], word: str, ratio: float | None) -> str:
     waiting = document["coverage"]["of_which_wait_percent"]
     if waiting >= 5 and not (phases and phases[0]["name"] == "wait"):
         most += f", waiting {waiting:.0f} %"
-    device = document.get("device")
-    most += f"; no timed point runs on the device for {device['idle_percent']:.0f} % of it" if device else ""
+    idle = (document.get("device") or {}).get("idle_percent")
+    most += "" if idle is None else f"; no timed point runs on the device for {idle:.0f} % of it"
     cycle = f"a cycle takes {document['cycle']['mean_ms']['point']:.2f} ms and {tokens}"
     if even is None:
         return f"Gain not known ({document['reason']}): {cycle}{most}."

@@ -19,16 +19,21 @@ from specmeter.trace.build import RankTrace
 from specmeter.trace.device import device_times
 from specmeter.trace.ring import Ring
 
+HOST_ONLY = "host times only: no device spans were recorded (on a GPU --device-events or --stamps record them)"
+NOT_THERE = "no cycle that counts has device spans"
 
-def device_facts(rings: Sequence[Ring], rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any] | None:
+
+def device_facts(rings: Sequence[Ring], rank: RankTrace, chosen: NDArray[np.bool_]) -> dict[str, Any]:
     """``idle_ms`` (interval), ``idle_percent`` of the cycle, ``busy_ms`` and ``cycles``, over the chosen cycles.
 
-    Only cycles with device spans count: they may be recorded on some cycles alone. None where there are none.
+    Only cycles with device spans count: they may be recorded on some cycles alone. Without any the figures are None,
+    and ``reason`` (else empty) says why.
     """
     busy = busy_ns(rings, rank)
     at = np.flatnonzero(chosen & (busy > 0)) if busy is not None else np.zeros(0, np.int64)
     if busy is None or not len(at):
-        return None
+        why = HOST_ONLY if busy is None else NOT_THERE
+        return {"idle_ms": None, "idle_percent": None, "busy_ms": None, "cycles": 0, "reason": why}
     dur = rank.cycles.dur_ns[at].astype(float)
     idle: Interval = _mean_ms(rank, at, dur - busy[at])
     return {
@@ -36,6 +41,7 @@ def device_facts(rings: Sequence[Ring], rank: RankTrace, chosen: NDArray[np.bool
         "idle_percent": 100 * float((dur - busy[at]).sum() / dur.sum()),
         "busy_ms": float(busy[at].mean()) / 1e6,
         "cycles": len(at),
+        "reason": "",
     }
 
 

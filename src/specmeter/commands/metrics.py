@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specmeter.commands.baseline_option import baseline_figures
 from specmeter.control import find_link
 from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.exports.figures import Figures, baseline_of, run_figures
+from specmeter.exports.figures import Figures, run_figures
 from specmeter.exports.openmetrics import Collector, openmetrics_text, require_client
 from specmeter.live.watch import LinksHere, Watch
 from specmeter.reporters.inert import inert
 from specmeter.trace.rundir import load
+from specmeter.trace.whole import write_whole
 
 LISTEN = "127.0.0.1:9477"
 POLL_S = 0.25
@@ -44,9 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0.25 <= args.every <= 3600:
         raise SpecmeterError(f"--every {args.every:g} is out of range", "It is between 0.25 and 3600 seconds.")
-    step_s, overhead = baseline_of(load(args.baseline)) if args.baseline else (None, None)
-    if args.baseline and step_s is None:
-        raise SpecmeterError(f"{args.baseline} holds no baseline step.", next_step="Name a run that measured one.")
+    step_s, overhead = baseline_figures(args.baseline)
     if args.directory:
         _put(
             openmetrics_text([f.with_baseline(step_s, overhead) for f in run_figures(load(args.directory))]),
@@ -129,14 +128,4 @@ def _put(text: str, path: Path | None) -> None:
     if path is None:
         print(text, end="")
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    except OSError as error:
-        raise SpecmeterError(
-            f"{path} cannot be written", str(error.strerror), "Name another path.", Exit.ENVIRONMENT
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, text)

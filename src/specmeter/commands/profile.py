@@ -14,7 +14,7 @@ from specmeter import control
 from specmeter.analysis.device_report import with_kept
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
 from specmeter.analysis.sampling import Share
-from specmeter.analysis.stats import Interval
+from specmeter.analysis.saved_baseline import named_step
 from specmeter.bench.budget import Budget, measured_share
 from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.place import HERE, Place
@@ -265,11 +265,7 @@ def _saved_baseline(choice: str) -> Baseline | None:
     """The baseline step of a saved run, or None for ``auto`` and ``none``."""
     if choice in ("auto", "none"):
         return None
-    step = (load(Path(choice)).analysis.get("baseline") or {}).get("step_ms")
-    if not step:
-        raise SpecmeterError(f"{choice} holds no baseline step.", next_step="Name a run that measured one.")
-    names = Interval.__dataclass_fields__
-    return Baseline(Interval(**{key: step[key] for key in names if key in step}), f"saved run {choice}")
+    return Baseline(named_step(load(Path(choice))), f"saved run {choice}")
 
 
 def _counters(counted: Counters) -> dict[str, Any]:

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from specmeter import __version__
+from specmeter.commands.baseline_option import baseline_figures
 from specmeter.commands.far_options import links_of
 from specmeter.commands.link_options import add_link_arguments
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.exports.data import needs
-from specmeter.exports.figures import baseline_of
 from specmeter.live.server import LiveServer, beat
 from specmeter.live.view import Line, Shown, plain_text, server_lines
 from specmeter.live.watch import Links
-from specmeter.trace.rundir import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise SpecmeterError(f"--rate {args.rate:g} is out of range", "It is between 0.1 and 60 looks a second.")
     if not 1 <= args.seconds <= 60:
         raise SpecmeterError(f"--seconds {args.seconds} is out of range", "It is between 1 and 60.")
-    step_s, _overhead = baseline_of(load(args.baseline)) if args.baseline else (None, None)
-    if args.baseline and step_s is None:
-        raise SpecmeterError(f"{args.baseline} holds no baseline step.", next_step="Name a run that measured one.")
+    step_s, _overhead = baseline_figures(args.baseline)
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     shown = Shown(seconds=args.seconds, baseline_ms=step_s * 1e3 if step_s else None, unicode=unicode)
     once = args.once or args.json

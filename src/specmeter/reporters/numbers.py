@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specmeter.analysis.stalls import RULE
+from specmeter.reporters.inert import inert
 
 MISSING = "-"
 # Student's t over few units that differ gives ends such as 0 and 1e38. More than so many times the estimate between the
@@ -101,9 +102,17 @@ def mostly_stalled(found: Mapping[str, Any] | None) -> str:
 
 
 def device_line(found: Mapping[str, Any] | None) -> str:
-    """How long no timed point ran on the device in a cycle; empty where no spans of it were recorded."""
-    if not found or not found.get("idle_ms"):
+    """How long no timed point ran on the device in a cycle, or why that was not measured.
+
+    Empty where a deep window tells it, and for runs of older versions, which hold no reason.
+    """
+    if not found:
         return ""
+    if not found.get("idle_ms"):
+        why = found.get("reason")
+        return (
+            f"Seams (the device waiting): not measured, {inert(why, 160)}" if why and not found.get("windows") else ""
+        )
     return (
         f"Device: {found['busy_ms']:.3f} ms a cycle in its timed points, none of them runs for "
         f"{found['idle_ms']['point']:.3f} ms{plus_minus(found['idle_ms'])}, {found['idle_percent']:.1f} % of the cycle "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,3 +41,29 @@ def whole(path: Path, part: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that the user named, 0600, whole or not at all.
+
+    It is written beside its place first, under a name that nobody can know before: in a folder of many users a link
+    put there is not followed. Raises SpecmeterError (exit 2 for a path without a name, else 5).
+    """
+    if not path.name or path.is_dir():
+        raise SpecmeterError(f"{path} names no file.", "It is a directory.", f"Name a file, as in {path / 'FILE'}.")
+    part: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=".specmeter-", suffix=".part", dir=path.parent)
+        part = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+        part = None
+    except OSError as error:
+        raise SpecmeterError(
+            f"{path} cannot be written", str(error.strerror), "Name another path.", Exit.ENVIRONMENT
+        ) from error
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink()

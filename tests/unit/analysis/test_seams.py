@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specmeter.analysis.profile import analyse, baseline_from_trace
+from specmeter.reporters import numbers
 from specmeter.reporters.terminal import render_analysis
 from specmeter.runtime import layout
 from specmeter.trace import load_rings
@@ -57,7 +58,18 @@ def test_only_cycles_with_device_spans_count(tmp_path: Path) -> None:
     assert document["device"]["busy_ms"] == pytest.approx(4, abs=0.01)
 
 
-def test_without_device_spans_nothing_is_said(tmp_path: Path) -> None:
+def test_without_device_spans_the_reason_is_said(tmp_path: Path) -> None:
     rows, requests = recording(prompts=2, cycles=10)
     document = recorded(tmp_path / "a", [], rows, requests)
-    assert document["device"] is None and "idle" not in document["verdict"]["sentence"]
+    found = document["device"]
+    assert found["idle_ms"] is None and found["busy_ms"] is None and "no device spans were recorded" in found["reason"]
+    assert "device" not in document["verdict"]["sentence"]
+    text = " ".join(render_analysis(document).split())
+    assert "Seams (the device waiting): not measured, host times only" in text
+    # Spans on the baseline's cycles alone: there is a device, and nothing of it counts.
+    plain = [(r[0] - MS, r[0] + 3 * MS, r[2], 2, DEVICE, 0, 0) for r in rows if r[3] == 2][:10]
+    assert "no cycle that counts" in recorded(tmp_path / "b", plain, rows, requests)["device"]["reason"]
+    # A deep window tells more, and a run of an older version holds no reason.
+    for device in ({**found, "windows": []}, {"windows": [{}]}, None):
+        again = numbers.device_line(device)
+        assert bool(again) is (device is not None and device.get("windows") == [])

@@ -77,7 +77,10 @@ class Trainer:
         self._resume()
 
     def run(self) -> None:
-        """Trains until the budget, the most steps, or SIGTERM/SIGINT (a second one is not held); saves the head."""
+        """Trains until the budget, the most steps, or SIGTERM/SIGINT (a second one is not held); saves the head.
+
+        Raises KeyboardInterrupt after a signal, once the head is saved.
+        """
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._loop()
@@ -85,6 +88,8 @@ class Trainer:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             self.save()
+        if self.stopping:
+            raise KeyboardInterrupt
 
     def evaluate(self, groups: Sequence[Sequence[int]] | None = None, steps: int = 6) -> dict[str, Any]:
         """Chain acceptance of the averaged weights on held-out greedy sequences (a fixed few unless ``groups``)."""

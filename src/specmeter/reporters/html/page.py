@@ -6,7 +6,6 @@ import base64
 import contextlib
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from specmeter.reporters.html.tune_section import tune_figures, tune_sections
 from specmeter.reporters.html.wiring_section import wiring_sections
 from specmeter.reporters.terminal import VIEWS, render_analysis
 from specmeter.trace.rundir import Run
+from specmeter.trace.whole import write_whole
 
 MOST_CHILDREN = 8
 SAVE_TIMEOUT_S = 120.0
@@ -35,16 +35,9 @@ def write_page(run: Run, path: Path, wiring: Mapping[str, Any] | None = None) ->
     """Write the page of a run to ``path``, whole or not at all, 0600; gives the path.
 
     ``wiring`` is the ``result`` of `specmeter check --json`, by default the one that the run saved. Raises
-    SpecmeterError where nothing can be shown.
+    SpecmeterError where nothing can be shown or the file cannot be written.
     """
-    page = render_page(run, wiring)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(page)
-        part.replace(path)
-    except OSError as error:
-        raise SpecmeterError(f"{path} cannot be written", str(error.strerror), "Name a writable file.") from error
+    write_whole(path, render_page(run, wiring))
     return path
 
 
