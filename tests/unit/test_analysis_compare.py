@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,3 +142,31 @@ def test_one_start_a_side_gives_the_plain_ratio_and_no_interval() -> None:
     document = _document({"base": 50.0, "k=2": 60.0}, 1, 0.0)
     ratio = document["pairs"][0]["ratio"]
     assert ratio["point"] == pytest.approx(1.2, rel=0.01) and ratio["high"] is None
+
+
+def _without(requests: list[Request], arm: str, start: int, blocks: set[int]) -> list[Request]:
+    """The same with a failed request in each of these blocks of an arm."""
+    return [
+        replace(r, error="gone") if (r.setting, r.start, r.prompt_id) == (arm, start, "a") and r.block in blocks else r
+        for r in requests
+    ]
+
+
+def test_starts_whose_whole_blocks_are_not_shared_give_no_ratio_and_say_why() -> None:
+    requests = _session({"base": 50.0, "k=2": 60.0}, 3, 0.0, together=True)
+    for start in range(3):
+        requests = _without(_without(requests, "base", start, {1, 2}), "k=2", start, {3})
+    document = analyse_compare([ArmFacts("base"), ArmFacts("k=2")], requests, 0.01)
+    (row,) = document["pairs"]
+    assert (row["ratio"], row["verdict"]) == (None, "inconclusive") and "whole on both sides" in row["reason"]
+    assert "could not be compared" in render_analysis(document)
+
+
+def test_one_start_left_of_three_is_no_proof() -> None:
+    requests = _session({"base": 50.0, "k=2": 90.0}, 3, 0.0, together=True)
+    for start in range(2):
+        requests = _without(_without(requests, "base", start, {1, 2}), "k=2", start, {3})
+    document = analyse_compare([ArmFacts("base"), ArmFacts("k=2")], requests, 0.01)
+    (row,) = document["pairs"]
+    assert (row["ratio"]["unit"], row["ratio"]["n"], row["verdict"]) == ("block", 3, ACROSS)
+    assert "1 of at least 3 starts" in row["reason"] and document["verdict"]["word"] == ACROSS

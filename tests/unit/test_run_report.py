@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 import specmeter
+from specmeter.analysis.gate import judge
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_requests, baseline_from_trace
 from specmeter.analysis.stats import mean_interval
 from specmeter.analysis.sweep import Arm, analyse_sweep
+from specmeter.analysis.sweep_starts import StartCycles, start_cycles
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis
@@ -255,3 +258,37 @@ def test_repeat_cycle_moves_time_only() -> None:
     pattern = make_records([(10, 20, 0, 1, SPAN, 0, 0), (3, 20, 0, 5, VALUE, 0, 0)])
     moved = repeat_cycle(pattern, 2, 100)
     assert moved["t0"].tolist() == [10, 3, 110, 3] and moved["t1"].tolist() == [20, 20, 120, 120]
+
+
+def test_starts_of_their_own_are_the_unit_of_cycle_accept_length_and_break_even(tmp_path: Path) -> None:
+    starts: dict[str, list[StartCycles]] = {"baseline": [], "k2": []}
+    requests: dict[str, list[Request]] = {"baseline": [], "k2": []}
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trace, sent = record(folder)
+        for setting, found in starts.items():
+            mine = [r for r in sent if r.setting == setting]
+            one = start_cycles(trace, mine)
+            assert one is not None
+            # Equal starts differ: the second is 2 % slower.
+            found.append(replace(one, cycle_ms=one.cycle_ms * (1.02 if number == 1 else 1)))
+            place = 2 * number + (setting == "k2")
+            requests[setting] += [replace(r, start=place) for r in mine]
+    arms = [Arm(name, {"steps": 0}, requests[name], starts=found) for name, found in starts.items()]
+    base, k2 = analyse_sweep(arms)["arms"]
+    assert (k2["cycle_ms"]["n"], k2["cycle_ms"]["unit"]) == (3, "server start")
+    assert k2["cycle_ms"]["point"] == pytest.approx(16 * (1 + 0.02 / 3)) and base["cycle_ms"]["n"] == 3
+    assert k2["accept_length_tokens"]["point"] == pytest.approx(2, abs=0.02) and k2["stalled"]["cycles"] == 0
+    assert k2["break_even_tokens"] == pytest.approx(1.6) and k2["break_even_interval"]["unit"] == "server start"
+    assert base["break_even_tokens"] is None
+    run = {}
+    for name, slower in (("saved", 1.0), ("new", 1.5)):
+        worse = [replace(one, cycle_ms=one.cycle_ms * slower) for one in starts["k2"]]
+        writer = RunWriter.create(tmp_path / name, ["specmeter", "sweep"], prompts="built-in")
+        writer.write_analysis(analyse_sweep([arms[0], replace(arms[1], starts=worse)]))
+        writer.finish()
+        run[name] = load(tmp_path / name)
+    words = {f.quantity: f.word for f in judge(run["new"], run["saved"])}
+    assert (words["cycle"], words["break_even"]) == ("worse", "worse")
+    assert {f.quantity: f.word for f in judge(run["saved"], run["saved"])}["break_even"] == "not worse"

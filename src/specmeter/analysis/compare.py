@@ -113,20 +113,21 @@ def _arm(arm: ArmFacts, starts: Starts, requests: Sequence[Request]) -> dict[str
 
 def _pair(ours: str, theirs: str, logs: Mapping[str, Starts], threshold: float) -> dict[str, Any]:
     a, b = logs[ours], logs[theirs]
-    shared = sorted(a.keys() & b.keys())
-    paired = bool(shared)
-    drift: Drift | None = None
-    if not a or not b:
-        ratio = None
-    elif paired:
-        ratio, variance, parts = _together(a, b, shared)
-    else:
-        ratio, variance, parts, drift = _separate(a, b)
+    paired = bool(a.keys() & b.keys())
+    both = _differences(a, b)
     row: dict[str, Any] = {"arm": ours, "against": theirs, "paired_in_start": paired, "ratio": None, "reason": ""}
-    row |= {"verdict": "inconclusive", "starts_to_decide": None, "blocks_to_decide": None, "drift": _drift(drift)}
-    if ratio is None:
+    row |= {"verdict": "inconclusive", "starts_to_decide": None, "blocks_to_decide": None, "drift": None}
+    if not a or not b:
         return row | {"reason": "a side has no whole block"}
-    starts = len(shared) if paired else min(len(a), len(b))
+    if paired and not both:
+        return row | {"reason": "no block of a start is whole on both sides: requests of each failed on one of them"}
+    if paired:
+        starts = len(both)
+        ratio, variance, parts = _together(both)
+    else:
+        starts = min(len(a), len(b))
+        ratio, variance, parts, drift = _separate(a, b)
+        row["drift"] = _drift(drift)
     row["ratio"] = ratio.as_json()
     row["verdict"] = verdict(ratio, threshold)
     if starts < MIN_STARTS:
@@ -140,9 +141,14 @@ def _pair(ours: str, theirs: str, logs: Mapping[str, Starts], threshold: float) 
     return row
 
 
-def _together(a: Starts, b: Starts, shared: list[int]) -> tuple[Interval, float, Spread | None]:
-    per_start = [np.asarray([a[s][k] - b[s][k] for k in sorted(a[s].keys() & b[s].keys())], float) for s in shared]
-    per_start = [differences for differences in per_start if len(differences)]
+def _differences(a: Starts, b: Starts) -> list[Floats]:
+    """Log ratios of the blocks that are whole on both sides, an array for each start that has any."""
+    shared = [(a[start], b[start]) for start in sorted(a.keys() & b.keys())]
+    found = [np.asarray([x[k] - y[k] for k in sorted(x.keys() & y.keys())], float) for x, y in shared]
+    return [differences for differences in found if len(differences)]
+
+
+def _together(per_start: list[Floats]) -> tuple[Interval, float, Spread | None]:
     means = [float(differences.mean()) for differences in per_start]
     parts = spread([per_start])
     if len(means) < 2:

@@ -13,10 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specmeter.analysis.costmodel_checks import whole
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.errors import SpecmeterError
 
 _WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8_e4m3fn": 1.0}
+_NUMBERS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts",
+    "num_local_experts", "n_routed_experts", "moe_intermediate_size", "intermediate_size", "first_k_dense_replace",
+    "vocab_size", "n_shared_experts", "num_experts_per_tok",
+)  # fmt: skip
+_MOST = 10**9
+_STEP = "Give the config.json of the target model, or leave --shape out."
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,21 @@ def read_shape(path: Path) -> Shape:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecmeterError(f"{file} cannot be read.", error.strerror or str(error)) from None
-    except ValueError as error:
-        raise SpecmeterError(f"{file} is not valid JSON.", str(error)) from None
-    config = {**config, **config.get("text_config", {})} if isinstance(config, dict) else {}
+    except (ValueError, RecursionError) as error:
+        raise SpecmeterError(f"{file} is not valid JSON.", str(error), _STEP) from None
+    config = config if isinstance(config, dict) else {}
+    text = config.get("text_config")
+    config = {**config, **(text if isinstance(text, dict) else {})}
     if config.get("kv_lora_rank") is not None:
         raise SpecmeterError(f"{file}: latent attention (MLA) is not counted.", next_step="Leave --shape out.")
+    for key in _NUMBERS:
+        if config.get(key) is not None:
+            whole(config[key], key, str(file), 0, _MOST, _STEP)
     try:
         return _shape(config)
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise SpecmeterError(f"{file} lacks what a shape needs.", f"Missing or of another form: {error}.") from None
+        why = f"Missing or of another form: {error}."
+        raise SpecmeterError(f"{file} lacks what a shape needs.", why, _STEP) from None
 
 
 def _shape(config: Mapping[str, Any]) -> Shape:
@@ -84,10 +98,10 @@ def _shape(config: Mapping[str, Any]) -> Shape:
     attention = 2 * hidden * heads * size + 2 * hidden * kv_heads * size
     total = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    first = config.get("first_k_dense_replace", 0) if total else layers
+    first = (config.get("first_k_dense_replace") or 0) if total else layers
     dense = layers * attention + first * 3 * hidden * config["intermediate_size"] + config["vocab_size"] * hidden
     if total:
-        dense += (layers - first) * (hidden * total + config.get("n_shared_experts", 0) * 3 * hidden * inner)
+        dense += (layers - first) * (hidden * total + (config.get("n_shared_experts") or 0) * 3 * hidden * inner)
     return Shape(
         dense=float(dense),
         expert=float((layers - first) * 3 * hidden * inner) if total else 0.0,

@@ -10,6 +10,10 @@ from specmeter.analysis.costmodel_data import Sample
 from specmeter.analysis.costmodel_device import DeviceStep
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.stats import Interval
+from specmeter.errors import SpecmeterError
+
+# Chains longer than this are predicted only where such were recorded: what is known of acceptance says nothing there.
+MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,16 @@ class Evidence:
     def chains(self) -> list[Sample]:
         """Samples of chains."""
         return [s for s in self.samples if s.steps > 0 and s.topk == 1]
+
+    def check_steps(self, steps: int, words: str) -> None:
+        """Raise SpecmeterError for more draft steps than are predicted; ``words`` is what asked for them."""
+        most = max([MOST_STEPS, self.now, *(s.steps for s in self.chains)])
+        if steps > most:
+            raise SpecmeterError(
+                f"{words}: chains of up to {most} draft steps are predicted.",
+                "What was recorded says nothing of longer ones.",
+                f"Ask for {most} steps or fewer.",
+            )
 
     @property
     def batch(self) -> float:

@@ -109,7 +109,7 @@ def _settings(run: Run) -> dict[str, dict[str, Interval | float | None]]:
             str(arm["setting"]): {
                 "accept_length": _interval(arm.get("accept_length_tokens")),
                 "cycle": _interval(arm.get("cycle_ms")),
-                "break_even": _interval(arm.get("break_even_tokens")),
+                "break_even": _interval(arm.get("break_even_interval") or arm.get("break_even_tokens")),
             }
             for arm in document["arms"]
             if arm["setting"] != document.get("baseline")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from specmeter.errors import SpecmeterError
+
+_COUNT = re.compile(r"[0-9]{1,6}")
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Experts:
     def parse(cls, text: str) -> Experts:
         """``128/8``: 128 experts a layer, 8 a token. Raises SpecmeterError for anything else."""
         total, slash, per_token = text.partition("/")
-        if not (slash and total.strip().isdigit() and per_token.strip().isdigit()):
-            raise SpecmeterError(f"{text!r} names no experts.", next_step="Write TOTAL/PER_TOKEN, as 128/8.")
+        if not (slash and _COUNT.fullmatch(total.strip()) and _COUNT.fullmatch(per_token.strip())):
+            raise SpecmeterError(f"{text[:40]!r} names no experts.", next_step="Write TOTAL/PER_TOKEN, as 128/8.")
         return cls(int(total), int(per_token))
 
 

@@ -14,10 +14,10 @@ from specmeter.analysis.breakdown import select
 from specmeter.analysis.profile import BASELINE, SCHEMA, cycle_interval
 from specmeter.analysis.stalls import stall_facts, without_stalls
 from specmeter.analysis.stats import Interval, drift_test, mean_interval, paired_ratio, ratio_interval, verdict
+from specmeter.analysis.sweep_starts import START, StartCycles, over_starts
 from specmeter.trace.build import Trace
 from specmeter.trace.requests import Request, finished
 
-START = "server start"
 # Equal starts differ by up to 6 %: fewer cannot tell a setting from a start.
 MIN_STARTS = 3
 
@@ -27,12 +27,14 @@ class Arm:
     """One setting: its name (``baseline`` for no speculation), its flags, its requests, and its trace if there is one.
 
     Arms that ran interleaved in one process share one trace; ``requests`` then are those of this setting only.
+    ``starts`` is what was seen in the starts of a setting that had its own.
     """
 
     setting: str
     settings: Mapping[str, int]
     requests: Sequence[Request]
     trace: Trace | None = None
+    starts: Sequence[StartCycles] = ()
 
 
 def analyse_sweep(arms: Sequence[Arm], threshold: float = 0.01, reference: str = BASELINE) -> dict[str, Any]:
@@ -96,6 +98,8 @@ def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
             row["stalled"] = stall_facts(dur_ns, chosen)
             accepted = acceptance(rank, chosen)
             row["accept_length_tokens"] = accepted.length.as_json() if accepted else None
+    if arm.starts:
+        row |= over_starts(arm.starts, base.starts if base is not None and arm is not base else ())
     if base is not None and arm is not base:
         ratio = compare(arm.requests, base.requests)
         row["ratio"] = ratio.as_json() if ratio else None
@@ -103,7 +107,8 @@ def _arm(arm: Arm, base: Arm | None, threshold: float) -> dict[str, Any]:
         if ratio is not None and ratio.unit == START and ratio.n < MIN_STARTS:
             row["verdict"] = "inconclusive"
             row["reason"] = f"fewer than {MIN_STARTS} server starts a side"
-        row["break_even_tokens"] = _break_even(row, base)
+        if row["break_even_tokens"] is None:
+            row["break_even_tokens"] = _break_even(row, base)
     return row
 
 

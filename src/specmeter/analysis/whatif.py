@@ -25,6 +25,7 @@ EXAMPLES = (
     "verify 27 % faster", "draft.head at zero", "verify at 12 ms", "seams at zero", "draft at TP 1", "wiring fixed",
     "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2", "batch 8",
 )  # fmt: skip
+_MOST_FACTOR = 1e6
 SAME_BASELINE = "the baseline step stays as it was measured"
 
 
@@ -50,7 +51,9 @@ def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapp
     words = re.sub(r"\s+", " ", question.strip().lower().replace("percent", "%"))
     steps_asked = _STEPS.match(words)
     if steps_asked:
-        wanted = int(steps_asked["steps"] or steps_asked["other"])
+        # So long a number is no step count, and Python refuses to read one of thousands of digits.
+        wanted = int((steps_asked["steps"] or steps_asked["other"])[:9])
+        evidence.check_steps(wanted, question)
         return _steps(evidence, question, wanted)
     if _DRAFT_TP.match(words):
         seen = evidence.communication
@@ -117,6 +120,10 @@ def _faster(
         note = f"{name} changes from {present:.3f} to {float(match['ms']):g} ms, and by that factor at every step count"
     else:
         factor, note = 0.0, f"all {present:.3f} ms of {name} vanish, and nothing else takes longer for it"
+    if factor > _MOST_FACTOR:
+        raise SpecmeterError(
+            f"{question}: that is more than {_MOST_FACTOR:g} times as long.", next_step="Ask for a change within reach."
+        )
     notes = [note, "the acceptance stays"]
     if name.startswith("verify"):
         notes.append(f"{SAME_BASELINE}, though a plain step is such a forward too and may gain as well")
@@ -187,9 +194,15 @@ def _wiring(rates: str | None, question: str) -> tuple[Assumed | None, tuple[str
             "ask `wiring fixed: 0.8,0.7,0.6` with its acceptance by position, or `accept length 2.5`"
         )
         return None, (), reason
-    values = tuple(float(part) for part in rates.replace(" ", "").strip(",").split(",") if part)
+    try:
+        values = tuple(float(part) for part in rates.replace(" ", "").strip(",").split(",") if part)
+    except ValueError:
+        values = ()
     if not values or not all(0 <= v <= 1 for v in values):
-        raise SpecmeterError(f"{question}: acceptance by position is a list of shares from 0 to 1.")
+        raise SpecmeterError(
+            f"{question}: acceptance by position is a list of shares from 0 to 1.",
+            next_step="Write it as `wiring fixed: 0.8,0.7,0.6`.",
+        )
     shown = ", ".join(f"{v:g}" for v in values)
     notes = (
         f"the share kept at each position, if the one before was, is {shown}",

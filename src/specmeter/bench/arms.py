@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from specmeter.engines import ServerSpec, Setting, engine_named
-from specmeter.engines.flags import Command, whole_number, with_flag, without_flags
+from specmeter.engines.flags import Command, whole_number, with_flag, with_switch
 from specmeter.engines.spec import read_server_file, server_names
 from specmeter.errors import SpecmeterError
-from specmeter.trace.masking import mask_command, mask_env
+from specmeter.trace.masking import MASK, mask_command, mask_env
 
 _NAME = re.compile(r"^([A-Za-z0-9][\w.+-]*):(?=.)")
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*$")
@@ -29,14 +30,39 @@ class CompareArm:
     setting: Setting | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What the report tells of it: command and environment with secrets masked."""
+        """What the report tells of it: command, environment and address with secrets masked."""
         return {
             "engine": self.spec.engine,
             "command": mask_command(self.spec.command),
             "env": mask_env(dict(self.spec.env)),
-            "url": self.spec.url,
+            "url": masked_url(self.spec.url) if self.spec.url is not None else None,
             "settings": self.setting.as_json() if self.setting is not None else None,
         }
+
+
+def masked_words(text: str) -> str:
+    """The words of an arm with the values of secret-looking names replaced; an unnamed arm is called by them."""
+    return ",".join(mask_command([word])[0] for word in text.split(","))
+
+
+def masked_line(command: Sequence[str], arms: Sequence[str]) -> list[str]:
+    """A command line of ours with the words of ``arms`` (``--arm WORDS`` or ``--arm=WORDS``) masked."""
+    masked = []
+    for word in command:
+        option, equals, value = word.partition("=")
+        if word in arms:
+            masked.append(masked_words(word))
+        elif equals and option.startswith("--a") and value in arms:
+            masked.append(f"{option}={masked_words(value)}")
+        else:
+            masked.append(word)
+    return masked
+
+
+def masked_url(url: str) -> str:
+    """A server's address without what stands before an ``@``: a user's name there may be a token."""
+    before, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(f"{before}@", f"{MASK}@", 1) if at else url
 
 
 def arms_from_words(words: Sequence[str], spec: ServerSpec) -> tuple[CompareArm, ...]:
@@ -65,7 +91,7 @@ def _distinct(arms: Sequence[CompareArm]) -> tuple[CompareArm, ...]:
 
 def _from_words(text: str, spec: ServerSpec) -> CompareArm:
     named = _NAME.match(text)
-    name, rest = (named.group(1), text[named.end() :]) if named else (text, text)
+    name, rest = (named.group(1), text[named.end() :]) if named else (masked_words(text), text)
     if spec.engine is None or not spec.command:
         raise SpecmeterError(
             "Arms need the command that starts the server.", "A running server has one setting.", "Give `-- CMD`."
@@ -86,8 +112,9 @@ def _from_words(text: str, spec: ServerSpec) -> CompareArm:
         elif equals and _VARIABLE.match(key):
             env[key] = value
         else:
-            raise SpecmeterError(f"--arm {text}: {word!r} is no setting.", next_step=GRAMMAR)
-    return configured(name, spec, setting_from(numbers, f"--arm {text}"), flags, env)
+            shown = masked_words(text)
+            raise SpecmeterError(f"--arm {shown}: {masked_words(word)!r} is no setting.", next_step=GRAMMAR)
+    return configured(name, spec, setting_from(numbers, f"--arm {masked_words(text)}"), flags, env)
 
 
 def setting_from(numbers: dict[str, int], where: str) -> Setting | None:
@@ -110,7 +137,7 @@ def configured(
     engine = engine_named(spec.engine or "")
     command: Command = spec.command
     for flag, value in flags:
-        command = (*without_flags(command, (flag,)), flag) if value is None else with_flag(command, flag, value)
+        command = with_switch(command, flag) if value is None else with_flag(command, flag, value)
     if setting is not None:
         command = engine.with_setting(command, setting)
     changed = replace(spec, command=command, env={**spec.env, **(env or {})})

@@ -96,12 +96,21 @@ def compare(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progre
     try:
         run_starts(plan, how, writer, progress, gathered)
     except BaseException:
-        if gathered.requests:
-            writer.write_analysis(document_of(plan, gathered))
+        _keep_what_there_is(plan, gathered, writer, progress)
         raise
     document = document_of(plan, gathered)
     writer.keep_analysis(document, render_analysis(document))
     return document
+
+
+def _keep_what_there_is(plan: ComparePlan, gathered: Gathered, writer: RunWriter, progress: Progress) -> None:
+    """The analysis of the starts that finished; whatever is wrong with it never hides why the comparison ended."""
+    if not gathered.requests:
+        return
+    try:
+        writer.write_analysis(document_of(plan, gathered))
+    except Exception as error:
+        progress.say(f"the analysis of the finished starts could not be kept: {error}")
 
 
 def run_starts(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progress, gathered: Gathered) -> None:

@@ -47,6 +47,8 @@ class Session:
         def done(outcome: Outcome) -> None:
             self.progress.step(outcome.call.setting)
 
+        if self.server.headers:
+            calls = [replace(each, headers=self.server.headers) for each in calls]
         result = self.place.drive(self.server.url, self.model, calls, load or Load(), api or self.api, done)
         self.progress.clear()
         if any(outcome.error for outcome in result.outcomes):
@@ -135,6 +137,17 @@ def planned_link(spec: ServerSpec, probing: Probing) -> control.Link | None:
 
 
 @contextlib.contextmanager
+def link_taken(link: control.Link | None, probing: Probing) -> Iterator[None]:
+    """Removes the link where what is inside fails, as a refused --out does: nobody else knows of it yet."""
+    try:
+        yield
+    except BaseException:
+        if link is not None:
+            probing.place.remove_link(link)
+        raise
+
+
+@contextlib.contextmanager
 def session(
     spec: ServerSpec, link: control.Link | None, writer: RunWriter, probing: Probing, progress: Progress, name: str
 ) -> Iterator[Session]:
@@ -151,10 +164,10 @@ def session(
             running.server.stop()
         return
     engine = engine_named(spec.engine or "")
-    warning = place.busy_warning()
-    if warning:
-        progress.say(busy_note(warning, engine.name, spec.command))
     try:
+        warning = place.busy_warning()
+        if warning:
+            progress.say(busy_note(warning, engine.name, spec.command))
         progress.say(f"starting the server ({engine.name})")
         log = writer.logs / f"{name}.log"
         with place.start(engine, spec, log, link, progress.waiting, probing.start_timeout_s) as server:
@@ -176,6 +189,7 @@ def _running(spec: ServerSpec, probing: Probing, progress: Progress) -> Session:
         )
     engine = engine_named(spec.engine) if spec.engine is not None else None
     server = probing.place.server_at(spec.url, engine)
+    server.use_key(spec)
     server.wait_healthy(10.0, progress.waiting)
     return Session(server, engine, link, server.model_name(probing.model_name), progress, probing.place)
 
@@ -187,4 +201,8 @@ def with_engine(spec: ServerSpec, place: Place = HERE) -> ServerSpec:
     if spec.link is not None:
         planned = str(place.find_link(spec.link).plan().get("engine"))
         return replace(spec, engine=next((ours for ours, its in RECIPE_ENGINES.items() if its == planned), planned))
-    return replace(spec, engine=engine_of_metrics(place.server_at(spec.url))) if spec.url is not None else spec
+    if spec.url is None:
+        return spec
+    server = place.server_at(spec.url)
+    server.use_key(spec)
+    return replace(spec, engine=engine_of_metrics(server))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specmeter import control
 from specmeter.analysis.sweep import Arm, analyse_sweep
+from specmeter.analysis.sweep_starts import StartCycles, start_cycles
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.progress import Progress
@@ -57,12 +57,13 @@ class SweepPlan:
 
 @dataclass
 class Gathered:
-    """What the starts gave so far."""
+    """What the starts gave so far; ``starts`` holds by setting what was seen in starts of its own."""
 
     requests: list[Request]
     outcomes: list[Outcome]
     trace: Trace | None = None
     shortened: dict[str, Any] | None = None
+    starts: dict[str, list[StartCycles]] = field(default_factory=dict)
 
 
 def grid(steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int]) -> tuple[Setting, ...]:
@@ -111,6 +112,7 @@ def sweep_arms(settings: Sequence[Setting], gathered: Gathered) -> list[Arm]:
             {"steps": s.steps, "topk": s.topk, "draft_tokens": s.draft_tokens},
             [r for r in gathered.requests if r.setting == s.label],
             gathered.trace,
+            gathered.starts.get(s.label, ()),
         )
         for s in settings
     ]
@@ -210,11 +212,26 @@ def many_starts(
             if running.link is not None:
                 with child.postponing():
                     child.write_plan(running.link.plan())
-                with contextlib.suppress(SpecmeterError):
-                    child.keep(load_link(running.link.path, gathered.requests))
+                _keep_start(running.link, setting.label, number, child, gathered, progress)
         with child.postponing():
             child.finish("complete")
         writer.failure = writer.failure or child.failure
+
+
+def _keep_start(
+    link: control.Link, label: str, number: int, child: RunWriter, gathered: Gathered, progress: Progress
+) -> None:
+    """The start's cycles into its own run, and their means to those of its setting; the speeds stand without them."""
+    requests = [r for r in gathered.requests if r.start == number]
+    try:
+        trace = load_link(link.path, requests)
+    except SpecmeterError as error:
+        progress.say(f"no cycles of this start: {error.what}")
+        return
+    child.keep(trace)
+    found = start_cycles(trace, requests)
+    if found is not None:
+        gathered.starts.setdefault(label, []).append(found)
 
 
 def same_output(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words
+from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words, masked_line
 from specmeter.bench.comparing import ComparePlan, compare
 from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             concurrency=args.concurrency,
         )
         how = probing(args, probes=False, place=place)
-        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        line = ["specmeter", *masked_line(sys.argv[1:], args.arm)]
+        writer = RunWriter.create(args.out, line, prompts=prompts.name, seed=args.seed)
         document = compare(plan, how, writer, progress)
         writer.add_facts(**place.facts())
         with writer.postponing():

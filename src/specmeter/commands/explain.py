@@ -11,6 +11,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.costmodel_bytes import read_shape
+from specmeter.analysis.costmodel_evidence import MOST_STEPS
 from specmeter.analysis.costmodel_explain import evidence_of, explain
 from specmeter.analysis.costmodel_figures import read_figures
 from specmeter.analysis.costmodel_measured import measured_speedup
@@ -25,8 +26,6 @@ from specmeter.commands.recorded import EMBEDDED_FACTS, named_otherwise, recorde
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
-
-MOST_STEPS = 16
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

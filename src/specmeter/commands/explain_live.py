@@ -13,7 +13,7 @@ from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import interleaved, warm_up
-from specmeter.bench.session import Session, planned_link, session
+from specmeter.bench.session import Session, link_taken, planned_link, session
 from specmeter.commands.load_options import chosen_prompts, chosen_server, probing, sending
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import ServerSpec, Setting, engine_named
@@ -42,12 +42,13 @@ def profile_live(args: argparse.Namespace, command: Sequence[str], progress: Pro
             "Start it with `specmeter run --link ID -- CMD` and give --link ID --url URL.",
             Exit.REFUSED,
         )
-    settings = _settings(spec)
+    settings, how = _settings(spec), probing(args)
     with terminations_interrupt():
-        link = planned_link(spec, probing(args))
         labels = ["server" if s is None else s.label for s in settings]
-        writer = RunWriter.create(args.out, command, prompts=prompts.name, seed=args.seed, settings=labels)
-        with session(spec, link, writer, probing(args), progress, "server") as running:
+        link = planned_link(spec, how)
+        with link_taken(link, how):
+            writer = RunWriter.create(args.out, command, prompts=prompts.name, seed=args.seed, settings=labels)
+        with session(spec, link, writer, how, progress, "server") as running:
             requests = _drive(running, settings, prompts.sample(len(prompts.prompts), args.seed), args, progress)
             assert running.link is not None
             writer.write_plan(running.link.plan())

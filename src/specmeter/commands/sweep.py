@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from specmeter.bench.progress import Progress
-from specmeter.bench.session import planned_link
+from specmeter.bench.session import link_taken, planned_link
 from specmeter.bench.sweeping import SweepPlan, grid, takes_settings
 from specmeter.bench.switched_sweep import sweep_in_fewest_starts
 from specmeter.commands.far_options import place_of
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         spec, how = chosen_server(args, place), probing(args, place=place)
         check_settings(spec, settings)
         link = planned_link(spec, how) if takes_settings(spec) else None
-        writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+        with link_taken(link, how):
+            writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         document = sweep_in_fewest_starts(spec, how, plan, writer, progress, link, args.separate)
         writer.add_facts(**place.facts())
         if not place.names:

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,8 +14,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from specmeter.engines import ENGINE_NAMES
+from specmeter.engines.access import key_headers, shown_url
 from specmeter.engines.base import ServerSpec
 from specmeter.errors import SpecmeterError
+from specmeter.trace.masking import mask_command
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +28,12 @@ else:
 _HOST = re.compile(r"[^\s/\\<>\"'`{}|^\[\]@?#,;!*()]+")
 # Numbers as --steps and --concurrency take them, a comma at the end too.
 _LISTED = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9-]*)*")
-_KEYS = {"engine", "command", "env", "url", "link", "settings"}
+_TEXTS = {
+    "url": 'Write url = "http://127.0.0.1:8000"',
+    "link": 'Write link = "ID", as `specmeter run` prints it.',
+    "engine": f'Write engine = "NAME"; known are {", ".join(ENGINE_NAMES)}.',
+}
+_KEYS = {"engine", "command", "env", "url", "link", "settings", "api_key_env"}
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +44,23 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--server", metavar="FILE[:NAME]", help="a TOML file with a [server.NAME] table")
     group.add_argument("--engine", metavar="NAME", help=f"say which engine it is: {', '.join(ENGINE_NAMES)}")
     group.add_argument("--model-name", metavar="NAME", help="the served model's name, where a server has several")
+    group.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the server's API key")
     group.add_argument("server_command", nargs="*", metavar="-- CMD", help="the command that starts the server")
 
 
 def server_spec(args: argparse.Namespace, default: Sequence[str] = ()) -> ServerSpec:
     """The server that parsed arguments name; ``default`` is the command if they name none.
 
-    Raises SpecmeterError if they name several, or something unreadable.
+    Raises SpecmeterError if they name several, something unreadable, or a variable without a key.
     """
+    spec = _named(args, default)
+    if getattr(args, "api_key_env", None):
+        spec = replace(spec, api_key_env=args.api_key_env)
+    key_headers(spec)
+    return spec
+
+
+def _named(args: argparse.Namespace, default: Sequence[str]) -> ServerSpec:
     command = tuple(word for index, word in enumerate(args.server_command) if (index, word) != (0, "--"))
     if command and _LISTED.fullmatch(command[0]):
         raise SpecmeterError(
@@ -117,6 +134,9 @@ def _from_table(table: dict[str, Any], where: str) -> ServerSpec:
     url = table.get("url")
     if bool(command) == bool(url):
         raise SpecmeterError(f"{where} must have either a command or a url.")
+    for key in ("url", "link", "engine"):
+        if not isinstance(table.get(key, ""), str):
+            raise SpecmeterError(f"{where}: {key} is {table[key]!r}, which is no text.", next_step=_TEXTS[key])
     engine = table.get("engine") or (engine_of(command) if command else None)
     if engine is not None and engine not in ENGINE_NAMES:
         raise SpecmeterError(f"{where}: unknown engine {engine}", f"Known engines are {', '.join(ENGINE_NAMES)}.")
@@ -127,6 +147,7 @@ def _from_table(table: dict[str, Any], where: str) -> ServerSpec:
         url=checked_url(url) if url else None,
         link=table.get("link"),
         settings=settings,
+        api_key_env=table.get("api_key_env"),
     )
 
 
@@ -142,7 +163,9 @@ def checked_url(url: str) -> str:
     except (ValueError, httpx.InvalidURL):
         good = False
     if not good or not url.isprintable():
-        raise SpecmeterError(f"Not a server's URL: {url}", next_step="Give something like http://127.0.0.1:8000")
+        raise SpecmeterError(
+            f"Not a server's URL: {shown_url(url)}", next_step="Give something like http://127.0.0.1:8000"
+        )
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
 
 
@@ -158,6 +181,6 @@ def engine_of(command: Sequence[str]) -> str:
         if word == "specmeter" and following == "serve":
             return "embedded"
     raise SpecmeterError(
-        f"It is not plain which engine this command starts: {' '.join(command[:4])}",
+        f"It is not plain which engine this command starts: {' '.join(mask_command(command)[:4])}",
         next_step=f"Say it: --engine {'|'.join(ENGINE_NAMES)}.",
     )

@@ -144,8 +144,10 @@ def test_what_the_run_does_not_hold_is_said(
 
 
 @pytest.mark.parametrize(
-    "question", ["faster please", "attention 10 % faster", "verify 130 % faster", "accept length 9", "wiring fixed: 2"]
-)
+    "question",
+    ["faster please", "attention 10 % faster", "verify 130 % faster", "accept length 9", "wiring fixed: 2",
+     "wiring fixed: 0.8.7", "k=1000000000", f"k={'9' * 5000}", f"verify {'9' * 400} % slower"],
+)  # fmt: skip
 def test_words_that_are_not_understood(run_dir: Path, capsys: pytest.CaptureFixture[str], question: str) -> None:
     assert main(["explain", str(run_dir), "--what-if", question]) == 2
 
@@ -176,6 +178,7 @@ def test_two_runs_are_one_evidence(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"kind": "check"}, [], "of kind check"),
         ({}, ["--upto", "99"], "--upto is 99"),
         ({}, ["--now", "0"], "no chain"),
+        ({}, ["--now", "1000000000"], "up to 16 draft steps"),
         ({}, ["--experts", "8"], "names no experts"),
         ({}, ["--acceptance", "high"], "no list of shares"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmeter.bench.arms import arms_from_file, arms_from_words
+from specmeter.bench.arms import arms_from_file, arms_from_words, masked_line
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.comparing import ComparePlan, output_equality
 from specmeter.bench.prompts import Prompt
@@ -125,3 +125,35 @@ def test_output_equality_finds_the_first_difference() -> None:
     assert (row["compared"], row["equal"], row["steady"]) == (1, 0, 1)
     assert row["unequal"] == [{"prompt": "p", "first_difference_chars": 5}]
     assert not output_equality([], "a", 0.7)["checked"]
+
+
+@pytest.mark.parametrize(
+    "words", ["k=2,VLLM_API_KEY=s3cr3t", "k=2,--api-key=s3cr3t", "k=2,--url=http://me:s3cr3t@h/", "HF_TOKEN=s3cr3t,k=2"]
+)
+def test_no_secret_of_an_arms_words_is_told(words: str) -> None:
+    arm, _ = arms_from_words([words, "baseline"], VLLM)
+    assert "s3cr3t" not in f"{arm.name} {arm.facts()}" and "k=2" in arm.name
+    assert "s3cr3t" in f"{arm.spec.command} {arm.spec.env}", "the server still gets it"
+    line = masked_line(["compare", "--arm", words, f"--arm={words}", "--arm", "k=2,X=1"], [words, "k=2,X=1"])
+    assert "s3cr3t" not in str(line) and line[-1] == "k=2,X=1"
+    with pytest.raises(SpecmeterError) as caught:
+        arms_from_words([f"{words},what", "baseline"], VLLM)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:s3cr3t@127.0.0.1:9/x", "http://s3cr3t@127.0.0.1:9/x"])
+def test_no_secret_of_an_address_is_told(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "arms.toml"
+    file.write_text(f'[server.a]\nurl = "{url}"\n[server.b]\nurl = "http://127.0.0.1:9"\n')
+    a, b = arms_from_file(file)
+    assert (a.facts()["url"], b.facts()["url"]) == ("http://***@127.0.0.1:9/x", "http://127.0.0.1:9")
+    assert a.spec.url == url
+
+
+@pytest.mark.parametrize("wrong", ["url = 8000", "url = ['a']", 'url = "h:1"\nlink = 5', 'url = "h:1"\nengine = 5'])
+def test_a_value_of_another_type_is_named(tmp_path: Path, wrong: str) -> None:
+    file = tmp_path / "arms.toml"
+    file.write_text(f'[server.a]\n{wrong}\n[server.b]\nurl = "http://127.0.0.1:9"\n')
+    with pytest.raises(SpecmeterError, match="is no text") as caught:
+        arms_from_file(file)
+    assert caught.value.next_step
