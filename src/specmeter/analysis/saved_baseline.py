@@ -9,7 +9,7 @@ from typing import Any
 
 from specmeter.analysis.stats import Interval
 from specmeter.errors import SpecmeterError
-from specmeter.trace.rundir import Run
+from specmeter.trace.rundir import Run, load
 
 _FIELDS = ("point", "level", "method", "n", "unit")
 
@@ -40,8 +40,9 @@ def named_step(run: Run) -> Interval:
     if step is not None:
         return step
     below: list[str] = []
-    with contextlib.suppress(SpecmeterError):
-        below = [str(child.path) for child in run.children.values() if baseline_step(child.analysis) is not None]
+    for path in sorted((run.path / "children").glob("*/")):
+        with contextlib.suppress(SpecmeterError):  # a damaged one is none to name
+            below += [str(path)] if baseline_step(load(path).analysis) is not None else []
     kind = run.analysis.get("kind")
     raise SpecmeterError(
         f"{run.path} holds no baseline step.",
