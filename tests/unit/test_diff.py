@@ -16,6 +16,7 @@ from specmeter.analysis.changes import changes
 from specmeter.analysis.diff import diff_runs, side
 from specmeter.analysis.unit_means import Units, difference, ratio
 from specmeter.cli import main
+from specmeter.exports.timeline import build_timeline
 from specmeter.reporters.diff_view import render_diff
 from specmeter.trace.rundir import write_json
 from specmeter.trace.tables import read_table, write_table
@@ -142,6 +143,43 @@ def test_three_starts_a_side_make_the_start_the_unit(tmp_path: Path) -> None:
     assert found["unit"] == "server start" and found["cycle"]["ratio"]["n"] == 3
     assert "inconclusive" not in found["sentence"] and "longer" in found["sentence"]
     assert side(specmeter.load(a)).starts.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_counts_that_are_not_known_are_no_tokens(tmp_path: Path) -> None:
+    a, b = save_run(tmp_path / "a"), save_run(tmp_path / "b")
+    table = read_table(b, "cycles")
+    table["sampled"] = np.where(table["cycle"] % 3 == 0, -1, np.where(table["sampled"] >= 0, 2, table["sampled"]))
+    write_table(b, "cycles", table)
+    assert compare(a, b)["accept_length"]["b_tokens"] == 2
+    table["sampled"] = np.where(table["prompt_id"] == "p1", -1, table["sampled"])
+    write_table(b, "cycles", table)
+    assert compare(a, b)["accept_length"] is None
+
+
+def test_with_sampling_the_counts_of_clean_cycles_count_as_in_the_report(tmp_path: Path) -> None:
+    a = save_run(tmp_path / "a")
+    table = read_table(a, "cycles")
+    clean = (table["cycle"] % 2 == 0) & (table["sampled"] >= 0)
+    table["probed"], table["sampled"] = np.where(clean, 0, table["probed"]), np.where(clean, 3, 1)
+    write_table(a, "cycles", table)
+    assert compare(a, a)["accept_length"]["a_tokens"] == 1
+    document = json.loads((a / "analysis.json").read_text())
+    write_json(a / "analysis.json", {**document, "sampling": {"permille": 500}})
+    assert compare(a, a)["accept_length"]["a_tokens"] == pytest.approx(2, abs=0.1)
+
+
+def test_a_run_of_an_earlier_version_with_two_processes_in_one_rank_is_loaded_but_not_added_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = save_run(tmp_path / "a", ranks=(0, 1))
+    for name in ("cycles", "spans"):
+        table = read_table(a, name)
+        write_table(a, name, {**table, "rank": np.zeros_like(table["rank"])})
+    assert len(specmeter.load(a).cycles["rank"])
+    assert main(["diff", str(a), str(a)]) == 2
+    assert "recorded as one rank" in capsys.readouterr().err
+    warnings = build_timeline(specmeter.load(a)).warnings
+    assert len(warnings) == 1 and "several processes on host are recorded as rank 0" in warnings[0]
 
 
 def test_one_prompt_gives_no_interval(tmp_path: Path) -> None:

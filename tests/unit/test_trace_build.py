@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specmeter.analysis.rank_arrivals import rank_skew
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
 from specmeter.trace import Request, load_rings
@@ -15,6 +16,7 @@ from specmeter.trace import cycles as c
 from specmeter.trace.ring import Records
 from specmeter.trace.spans import nest
 from specmeter.trace.synthetic import make_plan, make_records, repeat_cycle, write_ring
+from specmeter.trace.tables import cycle_columns, shared_ranks, span_columns
 
 POINTS = [
     ("cycle", "cycle", "none"),
@@ -188,6 +190,96 @@ def test_a_cycle_is_clean_only_where_both_processes_agree(tmp_path: Path) -> Non
     table = load(tmp_path, core, worker, plan=plan).main.cycles
     assert table.probed.tolist() == [1, 2, 0, 2, 1, 1]
     assert table.drawn.tolist() == [False, True, True, True, True, True]
+
+
+CORES = make_plan([("cycle.core", "cycle", "none"), ("cycle", "cycle", "none"), ("verify.forward", "leaf", "none")])
+
+
+def two_cores(folder: Path, ranks: tuple[int, ...] = (0, 1, 0, 1), parents: tuple[int, ...] = (10, 10, 20, 20)) -> Any:
+    """Two engine cores (processes 10 and 20) of unknown rank, and four workers, each with its rank and its parent."""
+    core = make_records([(1000, 1095, 0, 1, SPAN, 0, 0)])
+    paths = [write_ring(folder / f"{pid}-1.ring", repeat_cycle(core, 5 + pid // 10, 100), pid=pid) for pid in (10, 20)]
+    for at, (rank, parent) in enumerate(zip(ranks, parents, strict=True)):
+        pid = parent + 1 + at if parent else 30 + at
+        verify = (1020, 1050 + pid, 0, 3, SPAN, 0, 0)
+        worker = make_records([verify, (1015, 1055 + pid, 0, 2, SPAN, 0, 0)])
+        paths.append(write_ring(folder / f"{pid}-1.ring", repeat_cycle(worker, 7, 100), pid=pid, rank=rank))
+        if parent:
+            (folder / f"{pid}-1.json").write_text(f'{{"ppid": {parent}}}')
+    return load_rings(paths, CORES)
+
+
+def test_workers_of_several_cores_are_joined_to_the_process_that_started_them(tmp_path: Path) -> None:
+    trace = two_cores(tmp_path)
+    verify = trace.index.names.index("verify.forward")
+    found = [(rank.pid, rank.rank, int(rank.self_ns[2, verify])) for rank in trace.ranks]
+    # vLLM's data parallel 2 x tensor parallel 2: the second core's workers count from 0 again.
+    assert sorted(found) == [(10, 2, 41), (10, 3, 42), (20, 0, 53), (20, 1, 54)]
+    assert (
+        len(trace.warnings) == 2
+        and "process 23 on host, process 11 on host say that they are rank 0" in (trace.warnings[0])
+    )
+
+
+def test_global_ranks_of_several_cores_stay(tmp_path: Path) -> None:
+    trace = two_cores(tmp_path, (0, 1, 2, 3))
+    assert [(rank.pid, rank.rank) for rank in trace.ranks] == [(10, 0), (10, 1), (20, 2), (20, 3)]
+    assert trace.warnings == ()
+
+
+def test_a_starter_between_core_and_worker_is_passed(tmp_path: Path) -> None:
+    for starter, core in ((40, 10), (50, 20)):
+        (tmp_path / f"{starter}-1.json").write_text(f'{{"ppid": {core}}}')
+    trace = two_cores(tmp_path, (0, 1), (40, 50))
+    assert [(rank.pid, rank.rank) for rank in trace.ranks] == [(10, 0), (20, 1)]
+
+
+def test_workers_that_nothing_joins_to_one_of_several_cores_are_named(tmp_path: Path) -> None:
+    trace = two_cores(tmp_path, (0, 1), (0, 0))
+    (tmp_path / "30-1.json").write_text("no report")
+    said = " ".join(trace.warnings)
+    for who in (
+        "process 10 on host runs cycles",
+        "process 20 on host runs cycles",
+        "process 30 (rank 0) on host works",
+    ):
+        assert who in said
+    skew = rank_skew(trace, np.ones(len(trace.main.cycles), bool))
+    assert skew is not None and set(trace.warnings) <= set(skew.notes), "the report says it"
+
+
+@pytest.mark.parametrize(
+    "said, counted",
+    [((0, 0), [0, 1]), ((-1, -1), [0, 1]), ((1, 1, 0), [0, 1, 2]), ((-1, 0), [0, -1]), ((0, 1), [0, 1])],
+)
+def test_processes_of_one_rank_have_rows_of_their_own(
+    tmp_path: Path, said: tuple[int, ...], counted: list[int]
+) -> None:
+    paths = [
+        write_ring(tmp_path / f"{5 + i}-1.ring", repeat_cycle(one_cycle(), 5 + i, 100), pid=5 + i, rank=rank)
+        for i, rank in enumerate(said)
+    ]
+    trace = load_rings(paths, PLAN)
+    assert [rank.rank for rank in trace.ranks] == counted
+    for table in (cycle_columns(trace), span_columns(trace)):
+        pids = (
+            {rank: {int(p) for p in table["pid"][table["rank"] == rank]} for rank in counted} if "pid" in table else {}
+        )
+        assert all(len(of) == 1 for of in pids.values())
+        assert sorted(set(table["rank"].tolist())) == sorted(counted)
+    assert shared_ranks(cycle_columns(trace)) == []
+    shared = len(set(said)) < len(said)
+    assert bool(trace.warnings) == shared and (not shared or "process 5 on host" in trace.warnings[0])
+
+
+def test_a_cycle_with_very_many_calls_does_not_widen_the_table_of_steps_without_bound(tmp_path: Path) -> None:
+    calls = [(1000 + 10 * i, 1005 + 10 * i, 0, DRAFT, SPAN, 0, 0) for i in range(3000)]
+    long = make_records([*calls, (1000, 41_000, 0, CYCLE_ID, SPAN, 0, 0)])
+    trace = load(tmp_path, repeat_cycle(long, 4, 50_000))
+    steps = trace.main.steps_ns["draft.forward"]
+    assert steps.shape == (4, 1024) and bool((steps == 5).all())
+    assert trace.main.self_ns[1][trace.index.names.index("draft.forward")] == 15_000, "its time stays in the phase"
+    assert len(trace.warnings) == 1 and f"{4 * (3000 - 1024)} calls" in trace.warnings[0]
 
 
 def test_a_wrapper_of_the_whole_cycle_is_not_counted(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from specmeter.analysis.unit_means import Units, difference, ratio
 from specmeter.errors import SpecmeterError
 from specmeter.trace.plan import PHASES
 from specmeter.trace.rundir import Run
-from specmeter.trace.tables import Columns
+from specmeter.trace.tables import Columns, shared_ranks
 
 SCHEMA = "specmeter/diff/1"
 FEWEST_STARTS = 3
@@ -74,6 +74,7 @@ def diff_runs(a: Run, b: Run) -> dict[str, Any]:
 def side(run: Run) -> Side:
     """The decode cycles that the run's report is over, by prompt."""
     cycles, spans = profile_tables(run)
+    _one_process(run, cycles)
     lead = (cycles["host"] == cycles["host"][0]) & (cycles["rank"] == cycles["rank"][0]) & analysed(run, cycles)
     chosen = without_stalls(cycles["dur_ns"], lead)
     if not chosen.any():
@@ -90,16 +91,36 @@ def side(run: Run) -> Side:
     phases = {name: seconds * 1e3 / count for name, seconds in phase_times(run, spans, mine, row).items()}
     phases["rest"] = cycle_ms - sum(phases.values(), np.zeros(len(names)))
     return Side(
-        tuple(names.tolist()), count, cycle_ms, phases, _tokens(cycles, lead, prompt, names), _starts(run, names)
+        tuple(names.tolist()), count, cycle_ms, phases, _tokens(run, cycles, lead, prompt, names), _starts(run, names)
     )
 
 
-def _tokens(cycles: Columns, lead: NDArray[np.bool_], prompt: NDArray[np.str_], names: NDArray[np.str_]) -> Floats:
-    """Mean tokens a cycle and sequence of each prompt; what a stalled cycle yields counts too."""
-    of = np.flatnonzero(lead & np.isin(prompt, names))
+def _one_process(run: Run, cycles: Columns) -> None:
+    """Raise SpecmeterError where two processes share the leading rank: their cycles cannot be told apart."""
+    if shared_ranks(cycles, leading=True):
+        raise SpecmeterError(
+            f"Two processes of {run.path} are recorded as one rank",
+            "An earlier version gave data parallel copies of a server one number; their phases would be added up.",
+            "Record the run again.",
+        )
+
+
+def _tokens(
+    run: Run, cycles: Columns, lead: NDArray[np.bool_], prompt: NDArray[np.str_], names: NDArray[np.str_]
+) -> Floats:
+    """Mean tokens a cycle and sequence of each prompt, NaN where not known; what a stalled cycle yields counts too.
+
+    Where cycles were sampled, the counts that were read in clean ones count as well, as in the report.
+    """
+    if run.analysis.get("sampling"):
+        drawn = {**cycles, "probed": np.where(cycles["probed"] == 0, 1, cycles["probed"])}
+        first = (cycles["host"] == cycles["host"][0]) & (cycles["rank"] == cycles["rank"][0])
+        lead = first & analysed(run, drawn)
+    of = np.flatnonzero(lead & np.isin(prompt, names) & (cycles["sampled"] >= 0))
     at = np.searchsorted(names, prompt[of])
     sampled = cycles["sampled"][of] / np.maximum(cycles["batch"][of], 1)
-    return np.asarray(np.bincount(at, weights=sampled) / np.bincount(at), float)
+    total, count = np.bincount(at, weights=sampled, minlength=len(names)), np.bincount(at, minlength=len(names))
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _starts(run: Run, prompts: NDArray[np.str_]) -> NDArray[np.int64]:

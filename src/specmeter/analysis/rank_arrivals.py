@@ -73,7 +73,7 @@ def rank_skew(trace: Trace, chosen: NDArray[np.bool_]) -> RankSkew | None:
         f"rank {rank.rank} on {rank.host} is not compared: {lag.reason}"
         for rank, lag in zip(trace.ranks, lags, strict=True) if lag.cycles is None
     ]  # fmt: skip
-    notes += _lost(trace)
+    notes += [*_lost(trace), *trace.warnings]
     if len(good) < 2:
         return RankSkew((), 0, 0, None, None, (), (), tuple(notes))
     return _Compared(trace, good, np.flatnonzero(chosen)).skew(notes)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.exports.check import check_format, phase_table
+from specmeter.exports.check import any_decode, check_format, phase_table
 from specmeter.exports.chrome import Event, write_chrome
 from specmeter.exports.data import write_json_export, write_parquet
 from specmeter.exports.figures import run_figures
@@ -109,17 +109,30 @@ def _chrome(
 
 
 def _read_back(out: Path, saved: Run, timeline: Timeline) -> dict[str, Any]:
-    """Parse the file again; where it holds the whole run, its phases against the report's, largest difference in ms."""
-    document = json.loads(out.read_text(encoding="utf-8"))
-    own = {"traceEvents": [e for e in document["traceEvents"] if e["pid"] < 10_000_000]}
-    wrong = check_format(own)
-    if wrong:
-        out.unlink()
-        raise SpecmeterError("The trace read back is not as the format says", wrong[0], exit=Exit.INTERNAL)
-    phases = saved.analysis.get("phases") or []
+    """Parse the file again; where it holds the whole run, its phases against the report's, largest difference in ms.
+
+    A file that cannot be read back as it should be is not left there.
+    """
+    try:
+        document = json.loads(out.read_text(encoding="utf-8"))
+        own = {"traceEvents": [e for e in document["traceEvents"] if e["pid"] < 10_000_000]}
+        wrong = check_format(own)
+        if wrong:
+            raise SpecmeterError("The trace read back is not as the format says", wrong[0], exit=Exit.INTERNAL)
+        return _difference(own, saved, timeline)
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+
+
+def _difference(own: dict[str, Any], saved: Run, timeline: Timeline) -> dict[str, Any]:
+    """The largest difference of a phase, ms, or None and the reason: a trace without the report's cycles is whole."""
+    phases, setting = saved.analysis.get("phases") or [], saved.analysis.get("setting")
     if timeline.cycles < timeline.cycles_total or not phases:
         return {"phase_difference_ms": None, "reason": "the window is not the whole run, or it has no phase table"}
-    sums = phase_table(own, saved.analysis.get("setting"), nested=False)
+    if not any_decode(own, setting):
+        return {"phase_difference_ms": None, "reason": "it holds no decode cycle of the report's setting"}
+    sums = phase_table(own, setting, nested=False)
     return {"phase_difference_ms": max(abs(sums.get(row["name"], 0.0) - row["ms"]) for row in phases)}
 
 
@@ -193,6 +206,8 @@ def _say(result: dict[str, Any], warnings: list[str]) -> None:
         print(f"torch.profiler: {result['torch_events']} events, {result['torch_events_in_window']} in the window")
     if result.get("phase_difference_ms") is not None:
         print(f"read back: phases agree with the report within {result['phase_difference_ms']:.1e} ms a cycle")
+    elif "reason" in result:
+        print(f"read back: not compared with the report: {result['reason']}")
     for warning in warnings:
         print(f"note: {warning}")
     print(f"saved: {Path(result['path']).absolute()}")

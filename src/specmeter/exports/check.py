@@ -43,9 +43,7 @@ def phase_table(document: Mapping[str, Any], setting: str | None, nested: bool =
     lane alone holds it). Raises SpecmeterError without such a cycle.
     """
     events = [e for e in document["traceEvents"] if e["ph"] == "X"]
-    pid = min(e["pid"] for e in events)
-    cycles = [e for e in events if e["pid"] == pid and e["cat"] == "cycles"]
-    chosen = [e for e in cycles if _wanted(e["args"], setting)]
+    pid, chosen = _chosen(events, setting)
     if not chosen:
         raise SpecmeterError("The trace holds no decode cycle of that setting")
     dur = np.array([round(e["dur"] * 1000) for e in chosen], np.int64)
@@ -62,6 +60,18 @@ def phase_table(document: Mapping[str, Any], setting: str | None, nested: bool =
             if args["role"] in ("leaf", "wait") and args["inside"] and args["cycle"] in wanted:
                 sums[phase_of(event["name"])] += own_ns / 1e6
     return {phase: total / len(wanted) for phase, total in sums.items() if total}
+
+
+def any_decode(document: Mapping[str, Any], setting: str | None) -> bool:
+    """Whether the first process has a decode cycle that ``phase_table`` would be over."""
+    return bool(_chosen([e for e in document["traceEvents"] if e["ph"] == "X"], setting)[1])
+
+
+def _chosen(events: list[Any], setting: str | None) -> tuple[int, list[Any]]:
+    """The first process, and its cycles that count."""
+    pid = min((e["pid"] for e in events), default=-1)
+    cycles = [e for e in events if e["pid"] == pid and e["cat"] == "cycles"]
+    return pid, [e for e in cycles if _wanted(e["args"], setting)]
 
 
 def _own(lane: list[Any]) -> list[float]:

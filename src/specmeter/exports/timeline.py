@@ -15,7 +15,7 @@ from specmeter.errors import SpecmeterError
 from specmeter.reporters.inert import inert
 from specmeter.trace.device import ring_lanes
 from specmeter.trace.rundir import Run
-from specmeter.trace.tables import Columns
+from specmeter.trace.tables import Columns, shared_ranks
 
 LANES = ("cycles", "host", "device", "collectives")
 _CYCLES = ("host", "rank", "cycle", "t0_ns", "dur_ns", "kind", "dropped")
@@ -104,7 +104,7 @@ def build_timeline(run: Run, first: int = 0, last: int | None = None) -> Timelin
     missing = missing_ranks([rank for _host, rank in keys], -1)
     return Timeline(
         titles, tuple(lane for lane in lanes if len(lane)), *window, rings.unix_offset(keys[0][0]), stop - first, total,
-        about, (*rings.warnings, *missing),
+        about, (*rings.warnings, *missing, *_shared(cycles)),
     )  # fmt: skip
 
 
@@ -181,6 +181,14 @@ def _ranks(cycles: Columns) -> list[tuple[str, int]]:
 def _of(table: Columns, key: tuple[str, int]) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = (table["host"] == key[0]) & (table["rank"] == key[1])
     return found
+
+
+def _shared(cycles: Columns) -> list[str]:
+    return [
+        f"several processes on {inert(host, 60)} are recorded as {f'rank {rank}' if rank >= 0 else 'one server'}, and "
+        "share its lanes: an earlier version did not tell them apart; record again"
+        for host, rank in shared_ranks(cycles)
+    ]
 
 
 def _title(key: tuple[str, int], spans: Columns) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
 from specmeter.trace.cycles import MIXTURE, CycleSources, CycleTable, build_cycles, cycle_at
 from specmeter.trace.host_clock import HostClock, host_clocks
+from specmeter.trace.joining import Process, distinct_ranks, masters_of, pairs_of
 from specmeter.trace.merge import merge
-from specmeter.trace.plan import CYCLE, LEAF, OVERLAPPED, PlanIndex, index_plan, phase_of
+from specmeter.trace.plan import CYCLE, OVERLAPPED, PlanIndex, index_plan
 from specmeter.trace.regular import read_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.ring import Ring, read_ring
 from specmeter.trace.spans import LaneSpans, lane_spans, outside_of_cycles
 from specmeter.trace.values import read_values
 
-_WORK = ("draft", "verify", "accept", "extend")
+# The table of draft steps: columns at most, columns that are always had, and cells from which on columns are cut (a
+# chain has tens of steps; a cell has 8 bytes).
+_MOST_STEPS, _FEWEST_STEPS, _MOST_CELLS = 1024, 64, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class RankTrace:
     array (cycles, calls in a cycle). ``self_ns`` sums to the cycle's duration less what no span covered. ``world`` is
     how many ranks there are as the process says (-1: it does not), ``overwritten`` how many of its records are lost;
     ``change_us`` is the median time that putting the probes in or out took, where they were drawn at random.
+    ``steps_beyond`` calls in loops are in no column of ``steps_ns``, which has a bounded width.
     """
 
     host: str
@@ -68,11 +72,15 @@ class RankTrace:
     world: int = -1
     overwritten: int = 0
     change_us: float = 0.0
+    steps_beyond: int = 0
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording: the plan, the requests, each rank's cycles, the leading rank first, and each host's clock."""
+    """A recording: the plan, the requests, each rank's cycles, the leading rank first, and each host's clock.
+
+    ``warnings`` are sentences on what of the recording could not be told apart or joined.
+    """
 
     plan: Mapping[str, Any]
     index: PlanIndex
@@ -82,6 +90,7 @@ class Trace:
     overwritten: int
     holes: int
     clocks: Mapping[str, HostClock] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def main(self) -> RankTrace:
@@ -103,9 +112,9 @@ def load_rings(rings: Sequence[Path], plan: Mapping[str, Any], requests: Sequenc
     """Read rings and reduce them to cycles and phases.
 
     ``requests`` must carry times of the same machine's perf_counter. Raises SpecmeterError when a ring is damaged or
-    no cycle was recorded.
+    no cycle was recorded. Ranks that share a number get numbers of their own, and ``warnings`` say so.
     """
-    return build_trace([read_ring(path) for path in rings], plan, requests)
+    return _numbered(build_trace([read_ring(path) for path in rings], plan, requests))
 
 
 def build_trace(
@@ -113,76 +122,54 @@ def build_trace(
 ) -> Trace:
     """As ``load_rings``, from rings or parts of rings that were read already; ``index`` saves indexing the plan."""
     index = index_plan(plan) if index is None else index
-    processes = [_Process(ring, lane_spans(ring, index)) for ring in read if len(ring.records)]
-    masters, followers = _masters(processes, index)
+    processes = [Process(ring, lane_spans(ring, index)) for ring in read if len(ring.records)]
+    masters, followers = masters_of(processes, index)
     if not masters:
         raise SpecmeterError(
             "No cycle was recorded",
             f"{len(read)} ring files hold {sum(len(r.records) for r in read)} records, none of the plan's cycle point.",
             "Check with `specmeter status` that the probes were armed while requests ran.",
         )
-    ranks = [_rank(*pair, index, requests) for pair in _pairs(masters, followers)]
-    ranks.sort(key=lambda r: (r.rank < 0, r.rank, -len(r.cycles)))
+    pairs, warnings = pairs_of(masters, followers)
+    ranks = [_rank(*pair, index, requests) for pair in pairs]
+    ranks.sort(key=_order)
+    warnings += [note for rank in ranks if (note := _beyond(rank))]
     return Trace(
         plan, index, tuple(requests), tuple(ranks), sum(len(r.records) for r in read),
         sum(r.overwritten for r in read), sum(r.holes for r in read), host_clocks(r.header for r in read),
+        tuple(warnings),
     )  # fmt: skip
 
 
-class _Process:
-    """A ring with its threads' spans; ``main`` is the thread that runs the cycles, or else the busiest one."""
-
-    def __init__(self, ring: Ring, lanes: dict[int, LaneSpans]) -> None:
-        self.ring = ring
-        self.lanes = lanes
-        self.main = max(lanes, key=lambda lane: self._weight(lanes[lane]), default=-1)
-
-    @staticmethod
-    def _weight(spans: LaneSpans) -> tuple[int, int]:
-        return int(np.count_nonzero(spans.role == CYCLE)), int(spans.dur[spans.role == LEAF].sum())
-
-    @property
-    def spans(self) -> LaneSpans:
-        return self.lanes[self.main]
-
-    def cycle_names(self) -> set[int]:
-        if self.main < 0:
-            return set()
-        return set(np.unique(self.spans.name[self.spans.role == CYCLE]).tolist())
-
-    @property
-    def machine(self) -> tuple[str, str]:
-        return self.ring.header.host, self.ring.header.boot_id
+def _order(rank: RankTrace) -> tuple[bool, int, int]:
+    return rank.rank < 0, rank.rank, -len(rank.cycles)
 
 
-def _masters(processes: list[_Process], index: PlanIndex) -> tuple[list[_Process], list[_Process]]:
-    """Split into processes whose cycles count and processes that work for them.
-
-    Where an engine core has its own cycle point (named ``*.core``) it leads, and its workers follow.
-    """
-    named = [(p, {index.names[n] for n in p.cycle_names()}) for p in processes]
-    core = any(name.endswith(".core") for _p, names in named for name in names)
-    masters = [p for p, names in named if names and (not core or any(n.endswith(".core") for n in names))]
-    work = {i for i, name in enumerate(index.names) if phase_of(name) in _WORK}
-    followers = [
-        p for p in processes if p not in masters and p.main >= 0
-        and (p.cycle_names() or work & set(np.unique(p.spans.name).tolist()))
-    ]  # fmt: skip
-    return masters, followers
+def _numbered(trace: Trace) -> Trace:
+    """The trace with a number of its own for each rank: tables and reports tell ranks by it."""
+    numbers, warnings = distinct_ranks([(rank.host, _pid(rank), rank.rank) for rank in trace.ranks])
+    if not warnings:
+        return trace
+    ranks = [replace(rank, rank=number) for rank, number in zip(trace.ranks, numbers, strict=True)]
+    return replace(trace, ranks=tuple(sorted(ranks, key=_order)), warnings=(*trace.warnings, *warnings))
 
 
-def _pairs(masters: list[_Process], followers: list[_Process]) -> list[tuple[_Process, _Process | None]]:
-    pairs: list[tuple[_Process, _Process | None]] = []
-    for master in masters:
-        rank = master.ring.header.rank
-        mine = [f for f in followers if f.machine == master.machine]
-        if len(masters) > 1:
-            mine = [f for f in mine if f.ring.header.rank == rank]
-        pairs.extend([(master, f) for f in mine] or [(master, None)])
-    return pairs
+def _pid(rank: RankTrace) -> int:
+    """The process that the rank is known by: the worker's, where an engine core leads it."""
+    return next((spans.pid for spans in rank.spans if spans.pid != rank.pid), rank.pid)
 
 
-def _rank(master: _Process, worker: _Process | None, index: PlanIndex, requests: Sequence[Request]) -> RankTrace:
+def _beyond(rank: RankTrace) -> str:
+    if not rank.steps_beyond:
+        return ""
+    shown = max(steps.shape[1] for steps in rank.steps_ns.values())
+    return (
+        f"rank {rank.rank} on {rank.host}: of the draft steps the first {shown:,} of a cycle are shown; the time of "
+        f"{rank.steps_beyond} calls after them is in the phases alone"
+    )
+
+
+def _rank(master: Process, worker: Process | None, index: PlanIndex, requests: Sequence[Request]) -> RankTrace:
     spans = master.spans
     at = np.flatnonzero(spans.role == CYCLE)
     order = np.argsort(spans.t0[at], kind="stable")
@@ -201,22 +188,23 @@ def _rank(master: _Process, worker: _Process | None, index: PlanIndex, requests:
         for number, lane in p.lanes.items() if number != p.main
     ]  # fmt: skip
     shape = (len(starts), len(index.names))
-    loops = {name: _steps(columns, i, len(starts)) for i, name in enumerate(index.names) if index.loops[i]}
+    taken = {name: _steps(columns, i, len(starts)) for i, name in enumerate(index.names) if index.loops[i]}
     header = master.ring.header
     return RankTrace(
         header.host, header.pid, worker.ring.header.rank if worker else header.rank, cycles,
         _total([(c, c.self_ns, c.inside) for c in columns], shape),
         _total([(c, None, c.inside) for c in columns], shape).astype(np.int32),
         _total([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
-        {name: steps for name, steps in loops.items() if steps.shape[1]},
+        {name: steps for name, (steps, _beyond) in taken.items() if steps.shape[1]},
         (*columns, *beside), max(header.world, worker.ring.header.world if worker else -1),
         master.ring.overwritten + (worker.ring.overwritten if worker else 0),
         max(_change_us(p.ring) for p in (master, worker) if p is not None),
+        sum(beyond for _steps_ns, beyond in taken.values()),
     )  # fmt: skip
 
 
 def _sources(
-    master: _Process, worker: _Process | None, starts: NDArray[np.int64], ends: NDArray[np.int64], index: PlanIndex
+    master: Process, worker: Process | None, starts: NDArray[np.int64], ends: NDArray[np.int64], index: PlanIndex
 ) -> CycleSources:
     values = read_values([master.ring], index)
     if worker is not None:
@@ -261,7 +249,7 @@ def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:
 
 
 def _columns(
-    process: _Process,
+    process: Process,
     spans: LaneSpans,
     self_ns: NDArray[np.int64],
     counted: NDArray[np.bool_],
@@ -294,16 +282,22 @@ def _ordinal(group: NDArray[np.int64]) -> NDArray[np.int64]:
     return ordinal
 
 
-def _steps(columns: list[SpanColumns], name: int, count: int) -> NDArray[np.float64]:
-    """Self time (cycles, steps from the second) of a name that is called in a loop."""
+def _steps(columns: list[SpanColumns], name: int, count: int) -> tuple[NDArray[np.float64], int]:
+    """Self time (cycles, steps from the second) of a name that is called in a loop, and how many calls are left out.
+
+    One cycle with very many calls would make every cycle's row as long: the width is bounded.
+    """
     picked = [(c, np.flatnonzero(c.inside & (c.name == name) & (c.step > 0))) for c in columns]
-    width = max((int(c.step[at].max()) - 1 for c, at in picked if len(at)), default=0)
-    flat = np.zeros(count * width)
+    most = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_CELLS // max(count, 1)))
+    width = min(most, max((int(c.step[at].max()) - 1 for c, at in picked if len(at)), default=0))
+    flat, beyond = np.zeros(count * width), 0
     for c, at in picked:
-        if len(at):
-            cell = c.cycle[at] * width + c.step[at] - 2
-            flat += np.bincount(cell, weights=c.self_ns[at], minlength=count * width)
-    return flat.reshape(count, width)
+        near = at[c.step[at] - 2 < width]
+        beyond += len(at) - len(near)
+        if len(near):
+            cell = c.cycle[near] * width + c.step[near] - 2
+            flat += np.bincount(cell, weights=c.self_ns[near], minlength=count * width)
+    return flat.reshape(count, width), beyond
 
 
 def _total(

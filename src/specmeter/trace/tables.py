@@ -97,6 +97,20 @@ def read_windows(folder: Path, windows: Sequence[tuple[int, int]], columns: Sequ
     return _checked(folder, "spans", found, columns)
 
 
+def shared_ranks(cycles: Columns, leading: bool = False) -> list[tuple[str, int]]:
+    """The ranks (host, number) under which a table of cycles has more than one process, as earlier versions wrote it.
+
+    A rank's cycles are numbered from 0 on, so a number that is there twice tells. ``leading``: of the first rank alone.
+    """
+    pairs = dict.fromkeys(zip(cycles["host"].tolist(), cycles["rank"].tolist(), strict=True))
+    found = []
+    for host, rank in list(pairs)[: 1 if leading else None]:
+        numbers = cycles["cycle"][(cycles["host"] == host) & (cycles["rank"] == rank)]
+        if len(np.unique(numbers)) < len(numbers):
+            found.append((str(host), int(rank)))
+    return found
+
+
 def _checked(folder: Path, name: str, found: Columns, columns: Sequence[str]) -> Columns:
     check_table(folder, name, found, columns)
     return found

@@ -57,6 +57,26 @@ def test_chrome_trace_read_back_adds_up_to_the_phase_table(tmp_path: Path) -> No
     assert base["verify"] == pytest.approx(6.0, abs=1e-3) and "draft" not in base
 
 
+def test_a_trace_without_the_reports_cycles_is_whole_and_said_not_to_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path / "run")
+    document = json.loads((run / "analysis.json").read_text())
+    (run / "analysis.json").write_text(json.dumps({**document, "setting": "k=9"}))
+    assert export(run)["traceEvents"]
+    assert "not compared with the report: it holds no decode cycle of the report's setting" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_back_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = save_run(tmp_path / "run")
+    monkeypatch.setattr(command, "write_chrome", lambda _timeline, file, _joined: file.write("{"))
+    with pytest.raises(ValueError):
+        parser = argparse.ArgumentParser()
+        command.prepare_parser(parser)
+        command.run(parser.parse_args([str(run), "--out", str(tmp_path / "t.json")]))
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_processes_are_ranks_with_lanes_for_cycles_and_host(tmp_path: Path) -> None:
     document = export(save_run(tmp_path / "run", ranks=(0, 1)))
     names = {(e["pid"], e["args"]["name"]) for e in document["traceEvents"] if e["name"] == "process_name"}
