@@ -167,3 +167,61 @@ def test_columns_of_unequal_length(run: Path) -> None:
         check_table(run, "spans", {**table, "dur_ns": table["dur_ns"][1:]})
     check_table(run, "spans", {})
     check_table(run, "other", {"x": np.zeros(1)})
+
+
+UNREADABLE = [
+    ("1e999", "the number 1e999 is beyond what a float holds"),
+    ("-1e999", "the number -1e999 is beyond what a float holds"),
+    ("9" * 400, "the integer 999999999999... of 400 characters is beyond 64 bits"),
+    ("9" * 9000, "the integer 999999999999... of 9000 characters is beyond 64 bits"),
+    ("[" * 300 + "]" * 300, "nested more than 100 deep"),
+]
+
+
+@pytest.mark.parametrize(("raw", "said"), UNREADABLE, ids=["1e999", "-1e999", "400", "9000", "deep"])
+@pytest.mark.parametrize("place", [("records", "overwritten"), ("cycle", "p95_ms"), ("more",)])
+def test_numbers_that_nothing_can_hold_are_a_clear_error_everywhere(
+    run: Path, whole: Path, raw: str, said: str, place: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((run / "analysis.json").read_text())
+    set_at(*place, value="@")(document)
+    (run / "analysis.json").write_text(json.dumps(document).replace('"@"', raw))
+    out = str(run.parent / "out")
+    more = [["report", str(run)], ["report", str(run), "--json"], ["diff", str(run), str(whole), "--json"]]
+    more += [["export", str(run), "--format", "json", "--out", out], ["metrics", str(run), "--once"]]
+    for words in [*commands(run, whole), *more]:
+        assert main(words) == 2, words
+        shown = " ".join(capsys.readouterr().err.split())
+        assert "analysis.json is damaged" in shown and said in shown, words
+        assert not Path(out).exists()
+
+
+def test_the_largest_numbers_that_are_read(run: Path) -> None:
+    numbers = [-(1 << 63), (1 << 64) - 1, 1.7976931348623157e308, 5e-324]
+    document = json.loads((run / "run.json").read_text()) | {"numbers": numbers}
+    (run / "run.json").write_text(json.dumps(document))
+    assert specmeter.load(run).run["numbers"] == numbers
+
+
+CHECK = '{"schema": "specmeter/check/1", "result": %s}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nested more than 100 deep"),
+        (CHECK % ("[" * 300 + "]" * 300), "nested more than 100 deep"),
+        (CHECK % '{"target_layers": 1e999}', "1e999 is beyond what a float holds"),
+        (None, "a pipe or a device"),
+        ("{", "cannot be read"),
+        (CHECK % "3", "holds no result"),
+    ],
+    ids=["brackets", "deep", "1e999", "pipe", "cut off", "number"],
+)
+def test_a_wiring_file_that_is_none(run: Path, text: str | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.parent / "check.json"
+    os.mkfifo(path) if text is None else path.write_text(text)
+    assert main(["report", str(run), "--html", str(run.parent / "out.html"), "--wiring", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and str(path) in shown and "specmeter check --json" in shown
+    assert not (run.parent / "out.html").exists()

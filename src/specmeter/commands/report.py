@@ -16,6 +16,7 @@ from specmeter.commands.known_server import known_of
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
 from specmeter.trace.rundir import Run, load
+from specmeter.trace.strict_json import read_json
 
 MOST_JSON_BYTES = 64 * 1024 * 1024
 MOST_NAMED = 3
@@ -110,15 +111,15 @@ def _write_page(saved: Run, path: Path, wiring: Path | None) -> int:
 
 def _read_wiring(path: Path) -> dict[str, Any]:
     """The result of a check's JSON document. Raises SpecmeterError for anything else."""
+    again = "Make it with `specmeter check --json`."
     try:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise SpecmeterError(f"{path} is too large for a check's document")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path, MOST_JSON_BYTES)
     except (OSError, ValueError) as error:
-        raise SpecmeterError(f"{path} cannot be read", str(error)) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise SpecmeterError(f"The check's document {path} cannot be read", f"{why.rstrip('.')}.", again) from error
     if not isinstance(document, dict) or document.get("schema") != "specmeter/check/1":
-        raise SpecmeterError(f"{path} is no document of a check", next_step="Make it with `specmeter check --json`.")
+        raise SpecmeterError(f"{path} is no document of a check", next_step=again)
     result = document.get("result")
     if not isinstance(result, dict):
-        raise SpecmeterError(f"{path} holds no result", next_step="Make it with `specmeter check --json`.")
+        raise SpecmeterError(f"{path} holds no result", next_step=again)
     return result

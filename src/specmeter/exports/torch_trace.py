@@ -6,9 +6,6 @@ header maps the host clock of the probes to the calendar. Both are read from the
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +14,12 @@ from typing import Any
 from specmeter.errors import SpecmeterError
 from specmeter.exports.timeline import Timeline
 from specmeter.reporters.inert import inert
+from specmeter.trace.deep_profile import MOST_BASE, MOST_BYTES, MOST_US
+from specmeter.trace.strict_json import read_json
 
 FIRST_PID = 10_000_000
 _PID_STEP = 100_000
-_MAX_BYTES = 4 << 30
+_AGAIN = "Leave --torch out, or export the trace again (of a shorter window)."
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,14 @@ def _events(
     path: Path, document: Mapping[str, Any], shift_us: float, pids: dict[Any, int], number: int
 ) -> Iterator[dict[str, Any]]:
     for event in document["traceEvents"]:
-        if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
-            raise SpecmeterError(f"{path} is damaged", "An event of it has no phase (ph).")
-        ts = event.get("ts", 0)
-        if not isinstance(ts, int | float) or not math.isfinite(ts):
-            raise SpecmeterError(f"{path} is damaged", f"An event's time is {inert(ts)}.")
-        moved = {
-            key: value for key, value in event.items() if key in ("name", "cat", "ph", "dur", "tid", "args", "bp", "s")
-        }
+        ts, args = _checked(path, event)
+        moved = {key: value for key, value in event.items() if key in ("cat", "ph", "dur", "tid", "args", "bp", "s")}
         moved["name"] = inert(event.get("name", ""), 400)
         pid = pids.setdefault(str(event.get("pid")), FIRST_PID + number * _PID_STEP + len(pids))
         moved["pid"] = pid
         moved["ts"] = 0 if event["ph"] == "M" else round(ts + shift_us, 3)
         if event["ph"] == "M" and event.get("name") == "process_name":
-            moved["args"] = {"name": "torch.profiler: " + inert((event.get("args") or {}).get("name", ""), 200)}
+            moved["args"] = {"name": "torch.profiler: " + inert(args.get("name", ""), 200)}
         elif event["ph"] == "M" and event.get("name") == "process_sort_index":
             moved["args"] = {"sort_index": pid}
         if "id" in event:
@@ -82,18 +75,43 @@ def _events(
         yield moved
 
 
+def _checked(path: Path, event: object) -> tuple[float, Mapping[str, Any]]:
+    """The time of an event (us) and its arguments. Raises SpecmeterError for what is no event of the format."""
+    if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
+        raise _damaged(path, "An event of it has no phase (ph).")
+    ts, args = event.get("ts", 0), event.get("args")
+    if not _is_time(ts):
+        raise _damaged(path, f"An event's time (ts) is {inert(ts)}.")
+    dur = event.get("dur", 0)
+    if not _is_time(dur) or dur < 0:
+        raise _damaged(path, f"An event's duration (dur) is {inert(dur)}.")
+    if args is not None and not isinstance(args, dict):
+        raise _damaged(path, f"An event's arguments (args) are no object but {type(args).__name__}.")
+    return float(ts), args or {}
+
+
+def _is_time(value: object) -> bool:
+    """Whether this is a number of microseconds of this century, or a difference of two such."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_US
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SpecmeterError(f"{path} is larger than 4 GiB", next_step="Record a shorter window.")
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, EOFError, ValueError) as error:
-        raise SpecmeterError(f"The torch.profiler trace {path} cannot be read", str(error)) from error
+        document = read_json(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        why = inert(getattr(error, "strerror", None) or error, 300).rstrip(".")
+        raise SpecmeterError(f"The torch.profiler trace {path} cannot be read", f"{why}.", _AGAIN) from error
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise SpecmeterError(f"{path} is no torch.profiler trace", "It has no list of traceEvents.")
+        raise SpecmeterError(
+            f"{path} is no torch.profiler trace",
+            "It has no list of traceEvents.",
+            "Name a file that torch.profiler's export_chrome_trace wrote.",
+        )
     base = document.get("baseTimeNanoseconds", 0)
-    if not isinstance(base, int) or isinstance(base, bool):
-        raise SpecmeterError(f"{path} is damaged", "Its baseTimeNanoseconds is no integer.")
+    if type(base) is not int or not 0 <= base < MOST_BASE:
+        raise _damaged(path, f"Its baseTimeNanoseconds is {inert(base)}, which is no time.")
     return document
+
+
+def _damaged(path: Path, why: str) -> SpecmeterError:
+    return SpecmeterError(f"The torch.profiler trace {path} is damaged", why, _AGAIN)

@@ -40,8 +40,8 @@ _SIZES = {
     **dict.fromkeys(("Float", "Int"), 4),
     **dict.fromkeys(("Double", "Long"), 8),
 }
-_MOST_US = 4.1e15  # since 1970, where no base is given
-_MOST_BASE = 1 << 62
+MOST_US = 4.1e15  # since 1970, where no base is given
+MOST_BASE = 1 << 62
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -93,7 +93,7 @@ def _uncollected() -> Iterator[None]:
 def _profile(path: Path, document: dict[str, Any]) -> Profile:
     base = document.get("baseTimeNanoseconds", 0)
     events = document.get("traceEvents")
-    if not isinstance(events, list) or type(base) is not int or not 0 <= base < _MOST_BASE:
+    if not isinstance(events, list) or type(base) is not int or not 0 <= base < MOST_BASE:
         _damaged(path, "It has no list of traceEvents, or its baseTimeNanoseconds is no time")
     rows: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     names: dict[str, int] = {}
@@ -124,7 +124,7 @@ def _table(rows: Sequence[tuple[Any, ...]], base: int) -> Columns:
     name = np.array(parts[0], np.int32)
     ts, dur = (np.array(part, np.float64) for part in parts[1:3])
     # NaN fails every comparison.
-    if not ((np.abs(ts) < _MOST_US).all() and (dur >= 0).all() and (dur < _MOST_US).all()):
+    if not ((np.abs(ts) < MOST_US).all() and (dur >= 0).all() and (dur < MOST_US).all()):
         raise ValueError("a time that is no number, below 0 or beyond this century")
     t0 = np.rint(ts * 1000).astype(np.int64) + base
     numbers = [np.array(part, np.int64) for part in parts[3:]]

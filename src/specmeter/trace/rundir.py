@@ -25,6 +25,7 @@ from specmeter.trace.regular import read_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.shape import check_document, damaged
 from specmeter.trace.sparse import copy_sparse
+from specmeter.trace.strict_json import parse_json
 from specmeter.trace.tables import Columns, cycle_columns, read_table, request_columns, span_columns, write_table
 from specmeter.trace.whole import NotSaved, whole
 
@@ -254,9 +255,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not text and not path.exists():
         return {}
     try:
-        document = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise damaged(str(path), f"It is no JSON document: {error}") from error
+        document = parse_json(text)
+    except ValueError as error:
+        raise damaged(str(path), f"It is no JSON document: {error}.") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if path.name != "plan.json" and schema not in _KNOWN:
         raise SpecmeterError(
@@ -265,7 +266,3 @@ def _read_json(path: Path) -> dict[str, Any]:
             "Read it with the specmeter version that wrote it.",
         )
     return check_document(path, document)
-
-
-def _refused(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
