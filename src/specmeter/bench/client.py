@@ -12,6 +12,7 @@ import httpx
 
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.usage import StreamError, Usage, checked_text, usage_of
+from specmeter.trace.masking import mask_text
 
 Api = Literal["chat", "completions", "generate"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
@@ -118,7 +119,10 @@ class Client:
             problem = str(error)
         except httpx.HTTPError as error:
             problem = f"the connection failed: {type(error).__name__} {error}".rstrip()
-        return answer.outcome(call, began, time.perf_counter_ns(), problem)
+        ended = time.perf_counter_ns()
+        # A server may repeat the key that it refuses.
+        keys = [value.partition(" ")[2] for value in call.headers.values()]
+        return answer.outcome(call, began, ended, mask_text(problem, [key for key in keys if key]))
 
 
 def request_body(call: Call, model: str, api: Api) -> dict[str, object]:

@@ -119,6 +119,11 @@ def chosen_server(args: argparse.Namespace, place: Place = HERE) -> ServerSpec:
             "Put them into its own command line.",
         )
     spec = server_spec(args, default_command(args))
+    if place.names and spec.api_key_env is not None:
+        raise SpecmeterError(
+            "--api-key-env does not go with --on yet.", "The load generator on a host is given no key.",
+            "Reach the server from here with --url.",
+        )  # fmt: skip
     if not named and args.model is None:
         _fetch_model()
     return with_engine(spec, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specmeter.engines.access import shown_url
 from specmeter.engines.base import Counters, Engine, ServerSpec, Setting
 from specmeter.engines.embedded import EmbeddedEngine
 from specmeter.engines.server import Server
@@ -41,7 +42,7 @@ def refuse_silent(server: Server) -> None:
         server.stop()
     if why:
         raise SpecmeterError(
-            f"Nothing answers at {server.url}.",
+            f"Nothing answers at {shown_url(server.url)}.",
             why,
             "Give the server's address, such as http://127.0.0.1:8000, and check that it runs.",
             Exit.SERVER_FAILED,

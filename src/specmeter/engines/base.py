@@ -63,7 +63,8 @@ class Setting:
 class ServerSpec:
     """A server to start (``command``), to use (``url``), or one that carries our link (``link``).
 
-    ``engine`` is None when nothing says which engine answers at ``url``.
+    ``engine`` is None when nothing says which engine answers at ``url``. ``api_key_env`` names the variable that holds
+    the key which the server wants, if any.
     """
 
     engine: str | None
@@ -72,6 +73,7 @@ class ServerSpec:
     url: str | None = None
     link: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    api_key_env: str | None = None
 
 
 @dataclass(frozen=True)

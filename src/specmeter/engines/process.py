@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -30,13 +31,15 @@ def free_port() -> int:
 
 
 def port_is_taken(port: int, host: str = "127.0.0.1") -> bool:
-    """True if something listens on ``host:port`` already."""
-    with socket.socket() as probe:
+    """True if something listens on ``host:port`` already; a ``host`` that is not ours is the server's to refuse."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno in (errno.EADDRINUSE, errno.EACCES)
+        except OverflowError:
+            return False  # no port at all, which the server will say
     return False
 
 

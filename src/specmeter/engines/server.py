@@ -10,6 +10,7 @@ from types import TracebackType
 
 import httpx
 
+from specmeter.engines.access import key_headers, listening_host, shown_url, url_of
 from specmeter.engines.base import Counters, Engine, ServerSpec
 from specmeter.engines.process import ServerProcess, free_port, port_is_taken
 from specmeter.errors import Exit, SpecmeterError
@@ -17,6 +18,8 @@ from specmeter.errors import Exit, SpecmeterError
 Progress = Callable[[str], None]
 POLL_S = 0.1
 ANSWER_S = 5.0
+# Answers of a server that has no /health for us. 503 is not among them: such a server is not ready.
+_NO_HEALTH = (401, 403, 404, 405, 501)
 
 
 def _silent(text: str) -> None:
@@ -40,8 +43,14 @@ class Server:
         self.url = url
         self.engine = engine
         self.process = process
+        self.headers: dict[str, str] = {}
         # Never through a proxy: the environment's proxies are for the outside, and would see prompts and keys.
         self._http = httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False, transport=transport)
+
+    def use_key(self, spec: ServerSpec) -> None:
+        """Send the key that ``spec`` names with every request, these and those of the load. Raises SpecmeterError."""
+        self.headers = key_headers(spec)
+        self._http.headers.update(self.headers)
 
     @classmethod
     def start(
@@ -63,8 +72,9 @@ class Server:
         command, port = _with_port(engine, spec.command)
         env = {**os.environ, **spec.env, **(extra_env or {})}
         process = ServerProcess(command, env, log_path)
-        server = cls(f"http://127.0.0.1:{port}", engine, process)
+        server = cls(url_of(listening_host(command), port), engine, process)
         try:
+            server.use_key(spec)
             server.wait_healthy(timeout_s or engine.default_start_timeout_s(), progress)
         except BaseException:
             server.stop()
@@ -72,7 +82,7 @@ class Server:
         return server
 
     def wait_healthy(self, timeout_s: float, progress: Progress = _silent) -> None:
-        """Poll ``/health`` until it answers 200; raises SpecmeterError (exit 4) on early death or time-out."""
+        """Poll until it is ``healthy``; raises SpecmeterError (exit 4) on early death or time-out."""
         began = time.monotonic()
         said = began
         while True:
@@ -89,10 +99,10 @@ class Server:
             time.sleep(POLL_S)
 
     def _timed_out(self, timeout_s: float) -> SpecmeterError:
-        what = f"The server at {self.url} was not healthy after {timeout_s:.0f} s."
+        what = f"The server at {shown_url(self.url)} was not healthy after {timeout_s:.0f} s."
         if self.process is not None:
             return self.process.failure(what)
-        why = self.why_silent() or "Something answers there, but /health does not say that it is ready."
+        why = self.why_silent() or "Something answers there, but neither /health nor /v1/models says that it is ready."
         return SpecmeterError(what, why, "Check the URL, and that the server runs.", Exit.SERVER_FAILED)
 
     def why_silent(self) -> str:
@@ -106,9 +116,10 @@ class Server:
         return ""
 
     def healthy(self) -> bool:
-        """True if ``/health`` answers 200 now."""
+        """True if ``/health`` answers 200 now; where a server has no such path (or guards it), ``/v1/models``."""
         try:
-            return self._http.get("/health").status_code == 200
+            status = self._http.get("/health").status_code
+            return status == 200 or (status in _NO_HEALTH and self._http.get("/v1/models").status_code == 200)
         except httpx.HTTPError:
             return False
 
@@ -182,7 +193,7 @@ def _with_port(engine: Engine, command: tuple[str, ...]) -> tuple[tuple[str, ...
     if stated is None:
         port = free_port()
         return engine.with_port(command, port), port
-    if port_is_taken(stated):
+    if port_is_taken(stated, listening_host(command)):
         raise SpecmeterError(
             f"Port {stated} is taken: something listens on it already.",
             "The command asks for this port.",

@@ -36,9 +36,9 @@ class SglangEngine:
         return what == "switch"
 
     def command_port(self, command: Command) -> int | None:
-        """The value of ``--port``, if any."""
+        """The value of ``--port``, if any; 0 asks for any port and states none."""
         port = whole_number(flag_value(command, "--port"))
-        return port if port is not None and port >= 0 else None
+        return port if port is not None and port > 0 else None
 
     def with_port(self, command: Command, port: int) -> Command:
         """Adds ``--port``; SGLang listens on loopback by default."""

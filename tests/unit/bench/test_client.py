@@ -18,9 +18,11 @@ import pytest
 from specmeter.bench.acceptance import acceptance
 from specmeter.bench.client import Api, Call, Outcome, request_body
 from specmeter.bench.load import Load, arrivals, as_request, drive, lateness_ms, raise_failure, summarise
+from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
+from specmeter.bench.session import Session
 from specmeter.engines import engine_named
-from specmeter.engines.base import Counters
+from specmeter.engines.base import Counters, ServerSpec
 from specmeter.engines.server import Server
 from specmeter.errors import SpecmeterError
 
@@ -30,14 +32,16 @@ Script = Callable[[asyncio.StreamWriter, dict], object]
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[str]:
-    """A loopback HTTP server that reads one request and then does what ``script`` says."""
+def serving(script: Script, heads: list[str] | None = None) -> Iterator[str]:
+    """A loopback HTTP server that reads one request and then does what ``script`` says; ``heads`` gets its headers."""
     loop = asyncio.new_event_loop()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
+        if heads is not None:
+            heads.append(head.decode().lower())
         length = next(int(x.split(b":")[1]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length"))
         body = json.loads(await reader.readexactly(length))
         await script(writer, body)
@@ -217,6 +221,20 @@ def test_body_carries_settings_and_seed() -> None:
     _one(script, seed=7, temperature=0.5, body={"speculative_num_steps": 3})
     assert seen[0]["seed"] == 7 and seen[0]["temperature"] == 0.5 and seen[0]["speculative_num_steps"] == 3
     assert seen[0]["stream_options"] == {"include_usage": True} and seen[0]["messages"][0]["content"] == "hello"
+
+
+def test_a_key_is_sent_and_never_told() -> None:
+    async def script(writer: asyncio.StreamWriter, body: dict) -> None:
+        refusal = b'{"error": {"message": "no such key: k-123"}}'
+        writer.write(b"HTTP/1.1 401 No\r\ncontent-length: %d\r\n\r\n" % len(refusal) + refusal)
+
+    outcome = _one(script, headers={"Authorization": "Bearer k-123"})
+    assert outcome.error == "HTTP 401: no such key: ***" and "k-123" not in repr(outcome)
+    seen: list[str] = []
+    with serving(_send(HEAD + _piece("a") + USAGE + DONE), seen) as url, Server(url) as server:
+        server.use_key(ServerSpec(None, url=url, env={"MY_KEY": "k-123"}, api_key_env="MY_KEY"))
+        Session(server, None, None, "m", Progress(quiet=True)).drive("load", [Call("r1", PROMPT, 5)])
+    assert "authorization: bearer k-123" in seen[0]
 
 
 def test_sglang_generate_repeats_the_text() -> None:

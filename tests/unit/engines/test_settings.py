@@ -7,10 +7,12 @@ import json
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from specmeter.cli import main
-from specmeter.engines import Counters, Setting, engine_named
+from specmeter.engines import Counters, Server, Setting, engine_named, refuse_silent
+from specmeter.engines.access import key_headers, listening_host, url_of
 from specmeter.engines.flags import flag_value, with_flag, with_switch, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.engines.spec import add_server_arguments, checked_url, engine_of, read_server_file, server_spec
@@ -255,6 +257,52 @@ def test_one_server_is_named_in_one_way() -> None:
         server_spec(_parsed())
 
 
+def test_secrets_of_commands_and_addresses_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SpecmeterError) as caught:
+        engine_of(["env", "HF_TOKEN=hf_abcdefghij", "./start.sh"])
+    assert "hf_abcdefghij" not in str(caught.value) and "HF_TOKEN" in str(caught.value)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://me:hush@127.0.0.1:{closed.getsockname()[1]}"
+        server = Server(url)
+        with pytest.raises(SpecmeterError, match="was not healthy") as unhealthy:
+            server.wait_healthy(0.0)
+        with pytest.raises(SpecmeterError, match="Nothing answers") as silent:
+            refuse_silent(server)
+    with pytest.raises(SpecmeterError, match="Not a server's URL") as wrong:
+        checked_url("me:hush@ho st")
+    for error in (unhealthy, silent, wrong):
+        assert "hush" not in str(error.value) and "me" not in error.value.what.split("@")[0].split("//")[-1]
+
+
+def test_a_key_comes_from_a_variable_or_from_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "k-1")
+    spec = server_spec(_parsed("--url", "h:1", "--api-key-env", "MY_KEY"))
+    assert key_headers(spec) == {"Authorization": "Bearer k-1"} and "k-1" not in repr(spec)
+    own = server_spec(_parsed("--", "vllm", "serve", "M", "--api-key", "k-2"))
+    assert key_headers(own) == {"Authorization": "Bearer k-2"}
+    monkeypatch.setenv("MY_KEY", "k\n1")
+    with pytest.raises(SpecmeterError, match="MY_KEY, and it holds no key"):
+        server_spec(_parsed("--url", "h:1", "--api-key-env", "MY_KEY"))
+
+
+@pytest.mark.parametrize(
+    ("health", "models", "healthy"), [(200, 500, True), (404, 200, True), (404, 404, False), (503, 200, False)]
+)
+def test_a_server_without_health_is_ready_once_it_lists_its_models(health: int, models: int, healthy: bool) -> None:
+    codes = {"/health": health, "/v1/models": models}
+    answers = httpx.MockTransport(lambda request: httpx.Response(codes[request.url.path]))
+    with Server("http://127.0.0.1", transport=answers) as server:
+        assert server.healthy() is healthy
+
+
+def test_where_a_server_is_asked() -> None:
+    hosts = {"10.1.2.3": "10.1.2.3", "0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "localhost"}
+    assert {host: listening_host(("vllm", "serve", "M", "--host", host)) for host in hosts} == hosts
+    assert listening_host(("vllm", "serve", "M")) == "127.0.0.1"
+    assert url_of("::1", 8) == "http://[::1]:8" and url_of("10.1.2.3", 8) == "http://10.1.2.3:8"
+
+
 def test_server_files(tmp_path: Path) -> None:
     path = tmp_path / "servers.toml"
     path.write_text('[server.a]\ncommand = ["vllm", "serve", "M"]\nenv = {X = 1}\n[server.b]\nurl = "http://h:1"\n')
@@ -289,7 +337,7 @@ def test_a_url_that_no_one_answers_names_the_reason(tmp_path: Path, capsys: pyte
     assert not out.exists()
 
 
-@pytest.mark.parametrize("port", ["²", "٣", "", "x", "-1", "9" * 5000])
+@pytest.mark.parametrize("port", ["²", "٣", "", "x", "-1", "0", "9" * 5000])
 @pytest.mark.parametrize("name", ["vllm", "sglang", "embedded"])
 def test_a_port_or_a_step_count_that_is_no_number_is_none_known(name: str, port: str) -> None:
     engine = engine_named(name)
@@ -303,6 +351,6 @@ def test_a_port_or_a_step_count_that_is_no_number_is_none_known(name: str, port:
         )
         == 8000
     )
-    if name != "vllm" and port != "-1":
+    if name != "vllm" and port not in ("-1", "0"):
         speculative = ("serve", "--speculative-algorithm", "EAGLE3", "--speculative-num-steps", port)
         assert engine.setting_of(speculative) is None
