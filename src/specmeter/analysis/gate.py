@@ -95,6 +95,49 @@ def _comparable(new: Run, saved: Run) -> None:
             f"{prompts[0]} and {prompts[1]}: acceptance depends on content.",
             "Record both with the same --prompts, --kind and --seed.",
         )
+    sums = [run.run.get("prompts_sha256") for run in (new, saved)]
+    if all(sums) and sums[0] != sums[1]:
+        raise SpecmeterError(
+            "The runs used different prompts under one name.",
+            f"The texts of {prompts[0]} are not the same in both: acceptance depends on content.",
+            "Record both with the same prompt file.",
+        )
+    _same_texts(new, saved)
+
+
+def _same_texts(new: Run, saved: Run) -> None:
+    """Files of one name may hold different prompts, or servers of one engine different models.
+
+    A prompt counts as many tokens in both runs then only by chance. Raises SpecmeterError where most differ: a chat
+    template may put a date into some of them.
+    """
+    ours, theirs = _prompt_lengths(new), _prompt_lengths(saved)
+    shared = sorted(ours.keys() & theirs.keys())
+    other = [prompt for prompt in shared if not ours[prompt] & theirs[prompt]]
+    if shared and 2 * len(other) > len(shared):
+        first, counts = other[0], f"{len(other)} of {len(shared)} prompts differ in their tokens"
+        raise SpecmeterError(
+            "The runs used different prompts under the same names, or another model.",
+            f"{counts}: {first} has {min(ours[first])} in {new.path} and {min(theirs[first])} in {saved.path}.",
+            "Record both with the same prompt file, model and chat template.",
+        )
+
+
+def _prompt_lengths(run: Run) -> dict[str, set[int]]:
+    """By prompt the tokens that the server counted, of finished requests; empty where it did not count."""
+    table = run.requests
+    found: dict[str, set[int]] = {}
+    if table and "error" in table:
+        for prompt, tokens, error in zip(table["prompt_id"], table["prompt_tokens"], table["error"], strict=True):
+            if not error and tokens > 0:
+                found.setdefault(str(prompt), set()).add(int(tokens))
+    return found
+
+
+def missing_settings(new: Run, saved: Run) -> list[str]:
+    """The settings that the saved run has and the new one lacks: nothing is said of them."""
+    ours = _settings(new)
+    return [name for name in _settings(saved) if name not in ours]
 
 
 def _engine(run: Run) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -85,6 +85,7 @@ class Gathered:
     outcomes: list[tuple[str, Outcome]] = field(default_factory=list)
     resolved: dict[str, dict[str, str]] = field(default_factory=dict)
     accept_lengths: dict[str, list[float]] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 def compare(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progress) -> dict[str, Any]:
@@ -136,8 +137,18 @@ def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:
         "order": [[arm.name for arm in arms] for arms in plan.order()],
     }
     document["differences"] = differences(gathered.resolved)
+    document["models"] = dict(gathered.models)
     document["output"] = output_equality(gathered.outcomes, plan.arms[0].name, plan.sending.temperature)
     return document
+
+
+def other_models(document: Mapping[str, Any]) -> list[str]:
+    """A warning where the arms' servers do not serve one model: their speeds then tell of models, not of settings."""
+    models = document.get("models") or {}
+    if len(set(models.values())) < 2:
+        return []
+    each = ", ".join(f"{name} {model}" for name, model in models.items())
+    return [f"the arms serve models of different names ({each}): a difference may be the model's and not the setting's"]
 
 
 def near_baseline(plan: ComparePlan) -> bool:
@@ -172,6 +183,7 @@ def _one_start(
         for arm in arms:
             resolved = resolved_arguments(running.server, arm.spec.command, variables, how.place)
             gathered.resolved.setdefault(arm.name, resolved)
+            gathered.models[arm.name] = running.model
         before = running.server.metrics()
         outcomes = _blocks(plan, running, switch, number, arms)
         length = running.server.metrics().since(before).mean_accept_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -44,6 +45,12 @@ class PromptSet:
 
     name: str
     prompts: tuple[Prompt, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of the prompts' ids and texts: two files of one name may hold different prompts."""
+        told = json.dumps([[prompt.prompt_id, prompt.messages] for prompt in self.prompts])
+        return hashlib.sha256(told.encode("utf-8")).hexdigest()
 
     def sample(self, count: int, seed: int) -> tuple[Prompt, ...]:
         """``count`` prompts in a seeded order that takes the kinds in turn; repeats once all have been used."""

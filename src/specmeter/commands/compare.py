@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words, masked_line
-from specmeter.bench.comparing import ComparePlan, compare
+from specmeter.bench.comparing import ComparePlan, compare, other_models
 from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
 from specmeter.commands.far_options import place_of
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         with writer.postponing():
             writer.finish("complete")
     document["prompts"] = prompts.name
-    return show_saved("compare", document, [], writer, args.json)
+    return show_saved("compare", document, other_models(document), writer, args.json)
 
 
 def _arms(args: argparse.Namespace, place: Place) -> tuple[CompareArm, ...]:

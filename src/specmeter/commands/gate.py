@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from specmeter.analysis.gate import DEFAULTS, Finding, judge, passed
+from specmeter.analysis.gate import DEFAULTS, Finding, judge, missing_settings, passed
 from specmeter.commands.explain import print_document
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.terminal import print_analysis
@@ -45,9 +45,12 @@ def run(args: argparse.Namespace) -> int:
             raise SpecmeterError(f"--{name.replace('_', '-')} is {value}.", "It is a share: 0.02 means 2 %.")
     new, saved = load(args.run), load(args.against)
     findings = judge(new, saved, thresholds)
-    good = passed(findings) and not (args.settled and any(f.word == "unsettled" for f in findings))
-    document = as_document(new, saved, findings, good)
+    missing = missing_settings(new, saved)
+    good = passed(findings) and not (args.settled and (missing or any(f.word == "unsettled" for f in findings)))
+    document = as_document(new, saved, findings, good, missing)
     warnings = [f"{r.path} is not complete: it was cut off" for r in (new, saved) if r.run.get("status") != "complete"]
+    if missing:
+        warnings.append(f"{new.path} lacks {', '.join(missing)} of the saved run: not judged")
     if args.json:
         print_document("gate", document, warnings)
     else:
@@ -57,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
     return int(Exit.DONE if good else Exit.FINDING)
 
 
-def as_document(new: Run, saved: Run, findings: tuple[Finding, ...], good: bool) -> dict[str, Any]:
+def as_document(new: Run, saved: Run, findings: tuple[Finding, ...], good: bool, missing: list[str]) -> dict[str, Any]:
     """The result as JSON."""
     return {
         "kind": "gate",
         "run": str(new.path),
         "against": str(saved.path),
         "passed": good,
+        "missing_settings": missing,
         "findings": [
             {
                 "setting": f.setting, "quantity": f.quantity, "unit": f.unit, "before": f.before, "after": f.after,

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         check_settings(spec, settings)
         link = planned_link(spec, how) if takes_settings(spec) else None
         with link_taken(link, how):
-            writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
+            line = ["specmeter", *sys.argv[1:]]
+            known = {"prompts": prompts.name, "prompts_sha256": prompts.sha256, "seed": args.seed}
+            writer = RunWriter.create(args.out, line, **known)
         document = sweep_in_fewest_starts(spec, how, plan, writer, progress, link, args.separate)
         writer.add_facts(**place.facts())
         if not place.names:

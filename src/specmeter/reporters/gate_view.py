@@ -47,6 +47,9 @@ def _verdict(document: Mapping[str, Any]) -> tuple[str, str]:
     unsettled = sum(1 for f in findings if f["word"] == "unsettled")
     if worse:
         return f"FAILED: {'; '.join(_said(f) for f in worse)}", "error"
+    if not document["passed"] and not unsettled:
+        missing = ", ".join(inert(name, 40) for name in document.get("missing_settings") or [])
+        return f"FAILED: {missing} of the saved run is missing (--settled)", "error"
     if not document["passed"]:
         return f"FAILED: {unsettled} of {len(findings)} quantities are not settled (--settled)", "error"
     if unsettled:

@@ -13,8 +13,9 @@ from specmeter.analysis.gate import judge, passed
 from specmeter.analysis.setting_names import shown_setting
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
+from specmeter.trace import Request
 from specmeter.trace.rundir import load
-from specmeter.trace.tables import read_table, write_table
+from specmeter.trace.tables import read_table, request_columns, write_table
 from tests.support.cost_runs import Law, write_run
 
 LAW = Law()
@@ -156,3 +157,33 @@ def test_a_server_whose_steps_vary_keeps_its_name(tmp_path: Path) -> None:
             found.unlink()
         write_table(path, "cycles", changed)
         assert shown_setting(load(path), "server") == "server"
+
+
+def with_requests(path: Path, tokens: int) -> Path:
+    """The run with its requests, whose prompts have ``tokens`` tokens and more."""
+    sent = [Request(f"r{n}", f"p{n}", "k=3", 0, 0, 1, 2, tokens + n, 9) for n in range(8)]
+    write_table(path, "requests", request_columns(sent))
+    return path
+
+
+def test_other_prompts_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    new, saved = (with_requests(path, 20) for path in runs(tmp_path, LAW))
+    assert main(["gate", str(new), "--against", str(saved)]) == 0
+    other = with_requests(write_run(tmp_path / "other", LAW, [0, 3]), 31)
+    with pytest.raises(SpecmeterError, match="different prompts under the same names, or another model"):
+        judge(load(other), load(saved))
+    for path, digest in ((new, "a"), (saved, "b")):
+        document = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**document, "prompts_sha256": digest}))
+    with pytest.raises(SpecmeterError, match="different prompts under one name"):
+        judge(load(new), load(saved))
+
+
+def test_a_setting_that_the_new_run_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = write_run(tmp_path / "new", Law(noise=0.002), [0, 2], kind="sweep", seed=1, prompts=12, cycles=400)
+    saved = write_run(tmp_path / "saved", Law(noise=0.002), [0, 1, 2], kind="sweep", prompts=12, cycles=400)
+    arguments = ["gate", str(new), "--against", str(saved), "--accept-length", "0.3"]
+    assert main(arguments) == 0
+    assert "lacks k=1 of the saved run" in capsys.readouterr().out
+    assert main([*arguments, "--settled"]) == 1
+    assert "k=1 of the saved run is missing" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from specmeter.bench.arms import arms_from_file, arms_from_words, masked_line
 from specmeter.bench.client import Call, Outcome
-from specmeter.bench.comparing import ComparePlan, output_equality
+from specmeter.bench.comparing import ComparePlan, other_models, output_equality
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.resolved import command_flags, differences, logged_arguments
 from specmeter.bench.schedule import Sending
@@ -157,3 +157,9 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(SpecmeterError, match="is no text") as caught:
         arms_from_file(file)
     assert caught.value.next_step
+
+
+def test_arms_that_serve_models_of_other_names_are_a_warning() -> None:
+    (said,) = other_models({"models": {"a": "M", "b": "N"}})
+    assert "a M, b N" in said
+    assert other_models({"models": {"a": "M", "b": "M"}}) == [] == other_models({})

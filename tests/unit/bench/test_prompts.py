@@ -128,3 +128,12 @@ def test_prompts_of_one_id_are_named_apart(tmp_path: Path) -> None:
     lines = ['{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}', '{"prompt": "c", "id": 4}', '"d"']
     found = load_prompts(_file(tmp_path, "\n".join(lines))).prompts
     assert [prompt.prompt_id for prompt in found] == ["x", "x#2", "4", "4#4"]
+
+
+def test_the_sum_of_a_set_follows_its_texts(tmp_path: Path) -> None:
+    sums = []
+    for text in ("one", "two", "one"):
+        file = tmp_path / "prompts.jsonl"
+        file.write_text(json.dumps({"prompt": text}) + "\n")
+        sums.append(load_prompts(str(file)).sha256)
+    assert sums[0] == sums[2] != sums[1]

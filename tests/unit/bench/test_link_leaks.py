@@ -1,0 +1,50 @@
+"""What ends a command before its server starts leaves no link behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmeter.bench import machine
+from specmeter.bench.progress import Progress
+from specmeter.bench.session import Probing, planned_link, session
+from specmeter.cli import main
+from specmeter.engines import ServerSpec
+from specmeter.trace.rundir import RunWriter
+
+
+def links(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("specmeter/*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("command", [["sweep"], ["explain", "--live"]])
+def test_a_refused_out_leaves_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    existing = tmp_path / "run"
+    existing.mkdir()
+    (existing / "run.json").write_text("{}")
+    assert main([*command, "--model", str(tmp_path), "--out", str(existing)]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert links(tmp_path) == []
+
+
+def test_an_interrupt_while_the_machine_is_looked_at_leaves_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def interrupted() -> str | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(machine, "busy_warning", interrupted)
+    spec, how = ServerSpec("embedded", (sys.executable, "-m", "specmeter", "serve")), Probing()
+    link = planned_link(spec, how)
+    assert link is not None and len(links(tmp_path)) == 1
+    writer = RunWriter.create(tmp_path / "run", ["specmeter", "sweep"])
+    with pytest.raises(KeyboardInterrupt), session(spec, link, writer, how, Progress(), "server"):
+        raise AssertionError("no server is started")
+    assert links(tmp_path) == []
