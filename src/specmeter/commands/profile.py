@@ -104,9 +104,8 @@ def measure(
     spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
     link = planned_link(spec, how)
     try:
-        writer = RunWriter.create(
-            args.out, command, prompts=prompts.name, seed=args.seed, settings=[_name(s) for s in settings]
-        )
+        known = {"prompts": prompts.name, "prompts_sha256": prompts.sha256, "seed": args.seed}
+        writer = RunWriter.create(args.out, command, **known, settings=[_name(s) for s in settings])
     except BaseException:
         if link is not None:
             how.place.remove_link(link)
