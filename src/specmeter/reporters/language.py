@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import RenderableType
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,7 @@ VERDICTS = {
     "right": "green", "wrong": "red", "doubtful": "yellow",
 }  # fmt: skip
 NARROW, MIDDLE = 64, 84
+MOST_CELL = 2000
 LABEL = 10
 
 
@@ -31,9 +34,9 @@ def verdict_line(sentence: object, word: str = "") -> Text:
     return Text(inert(sentence, 500), style=f"bold {VERDICTS.get(word, '')}".strip())
 
 
-def heading(text: str) -> Text:
+def heading(text: object) -> Text:
     """A section's title, with a blank line before it."""
-    return Text(f"\n{text}", style="bold")
+    return Text(f"\n{inert(text, 400)}", style="bold")
 
 
 def remark(text: object, limit: int = 400) -> Text:
@@ -48,29 +51,44 @@ def command_line(text: object, limit: int = 8000) -> Text:
 
 def bar(label: str, shares: Iterable[tuple[str, float]], cells: int, after: str = "") -> Text:
     """One bar of ``cells`` columns: ``shares`` are (phase, part of the full width, 0 to 1), laid end to end."""
-    text = Text(f"{label:<{LABEL}}|")
+    text = Text(f"{inert(label):<{LABEL}}|")
     done = 0.0
     for name, share in shares:
         begin, done = round(done * cells), min(1.0, done + max(share, 0.0))
-        text.append(LETTERS.get(name, name[:1]) * (round(done * cells) - begin), style=COLOURS.get(name, ""))
-    text.append("|" + after)
+        text.append(_letter(name) * (round(done * cells) - begin), style=COLOURS.get(name, ""))
+    text.append("|" + inert(after))
     return text
+
+
+def _letter(name: str) -> str:
+    return LETTERS.get(name, inert(name[:1]))
 
 
 def legend(shares: Iterable[tuple[str, float]]) -> Text:
     """What the letters of a bar mean, with shares in percent; parts below 0.05 % are left out."""
     shown = [(name, share) for name, share in shares if share >= 0.0005]
     return Text("  ").join(
-        Text(f"{LETTERS.get(name, name[:1])}={inert(name, 20)} {100 * share:.1f} %", style=COLOURS.get(name, ""))
+        Text(f"{_letter(name)}={inert(name, 20)} {100 * share:.1f} %", style=COLOURS.get(name, ""))
         for name, share in shown
     )
 
 
+class InertTable(Table):
+    """A table whose cells are made inert as they go in; those longer than MOST_CELL characters are cut."""
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        """As rich's, of inert cells."""
+        cells = (inert(cell, MOST_CELL) if isinstance(cell, str) else cell for cell in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
 def make_table(columns: Sequence[str], left: Iterable[int] = (0,)) -> Table:
     """A table without lines: the columns in ``left`` stand left, numbers stand right and are never cut."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = InertTable(box=None, pad_edge=False, header_style="dim")
     at_left = set(left)
-    for i, name in enumerate(columns):
+    for i, name in enumerate(inert(name, MOST_CELL) for name in columns):
         flush = i in at_left
         table.add_column(name, justify="left" if flush else "right", no_wrap=not flush, overflow="fold")
     return table

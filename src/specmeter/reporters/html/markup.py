@@ -81,11 +81,17 @@ def cards(facts: Iterable[tuple[str, str, str]]) -> str:
 
 @dataclass
 class Section:
-    """A part of the page with a title, an anchor and inner HTML that is already safe."""
+    """A part of the page: title, anchor (all but letters, digits and ``-_.`` become ``-``), inner HTML that is safe.
+
+    The anchor may be made of what a document holds.
+    """
 
     title: str
     anchor: str
     parts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.anchor = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.anchor)
 
     def add(self, *parts: str) -> Section:
         """Append parts; gives the section itself."""
