@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specmeter.bench.client import Call
 from specmeter.bench.prompts import Prompt
@@ -39,6 +39,16 @@ def call(prompt: Prompt, setting: Setting | None, engine: Engine | None, how: Se
         block=block,
         body=engine.request_body(setting) if own and engine is not None and setting is not None else {},
     )
+
+
+def with_unique_prefix(prompt: Prompt, seed: int, block: int, index: int) -> Prompt:
+    """The prompt with a line of its own before its first message, the same for the same numbers.
+
+    Nothing behind the line is found in a server's prefix cache, be it the same prompt in another block.
+    """
+    line = f"[{random.Random(f'{seed}-{block}-{index}').getrandbits(64):016x}]"
+    (role, content), *others = prompt.messages
+    return replace(prompt, messages=((role, f"{line}\n{content}"), *others))
 
 
 def interleaved(

@@ -16,7 +16,7 @@ from specmeter.bench.client import Outcome
 from specmeter.bench.load import Load, as_request, lateness_ms, percentiles, raise_failure, summarise
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt, PromptSet
-from specmeter.bench.schedule import Sending, call, warm_up
+from specmeter.bench.schedule import Sending, call, warm_up, with_unique_prefix
 from specmeter.bench.session import Session, session
 from specmeter.bench.steady import steady_part, summarise_steady
 from specmeter.commands.far_options import place_of
@@ -53,6 +53,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (seeded)")
     parser.add_argument("--api", choices=("chat", "completions", "generate"), default="chat", help="(default: chat)")
+    parser.add_argument(
+        "--unique-prefix", action="store_true",
+        help="a seeded line of its own before each request's prompt, so that no prefix cache knows it",
+    )  # fmt: skip
     add_load_arguments(parser, requests=24, max_tokens=128)
     add_probe_arguments(parser)
 
@@ -142,7 +146,12 @@ def _measure(
     _warm_up(running, chosen, send, args)
     outcomes: list[Outcome] = []
     for block, load in enumerate(levels):
-        calls = [call(prompt, None, None, send, block, f"n{index}") for index, prompt in enumerate(chosen)]
+        prompts_here = (
+            [with_unique_prefix(prompt, args.seed, block, index) for index, prompt in enumerate(chosen)]
+            if args.unique_prefix
+            else chosen
+        )
+        calls = [call(prompt, None, None, send, block, f"n{index}") for index, prompt in enumerate(prompts_here)]
         before = running.server.metrics()
         result = running.drive("load", calls, load, args.api)
         if all(outcome.error for outcome in result.outcomes):

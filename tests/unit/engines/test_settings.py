@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from specmeter.cli import main
-from specmeter.engines import Counters, Server, Setting, engine_named, refuse_silent
+from specmeter.engines import Counters, Server, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.engines.access import key_headers, listening_host, url_of
 from specmeter.engines.flags import flag_value, with_flag, with_switch, without_flags
 from specmeter.engines.prometheus import Metrics
@@ -296,6 +297,25 @@ def test_a_server_without_health_is_ready_once_it_lists_its_models(health: int, 
         assert server.healthy() is healthy
 
 
+PLAIN_SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+    def log_message(self, *words): pass
+words = sys.argv
+place = words[words.index("--host") + 1], int(words[words.index("--port") + 1])
+http.server.HTTPServer(place, Handler).serve_forever()
+"""
+
+
+def test_a_server_at_its_own_host_and_at_any_port_is_found(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", PLAIN_SERVER, "--host", "127.0.0.2", "--port", "0")
+    with Server.start(engine_named("vllm"), ServerSpec("vllm", command), tmp_path / "log", timeout_s=60.0) as server:
+        assert server.url.startswith("http://127.0.0.2:") and not server.url.endswith(":0")
+
+
 def test_where_a_server_is_asked() -> None:
     hosts = {"10.1.2.3": "10.1.2.3", "0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "localhost"}
     assert {host: listening_host(("vllm", "serve", "M", "--host", host)) for host in hosts} == hosts
@@ -312,6 +332,7 @@ def test_server_files(tmp_path: Path) -> None:
         ("x = 1\n", "no \\[server.NAME\\]"),
         ("[server\n", "not valid TOML"),
         ('[server.a]\nurl = "http://h"\ncolour = 1\n', "unknown keys: colour"),
+        ('[server.a]\nurl = "http://h"\napi_key_env = 5\n', "api_key_env is 5, which is no text"),
         ('[server.a]\ncommand = "vllm serve"\n', "list of strings"),
     ):
         path.write_text(text)
