@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmeter.analysis.saved import phase_times, profile_tables, timed
+from specmeter.analysis.saved_baseline import baseline_step
+from specmeter.exports.cycle_kinds import CycleFacts, cycle_kinds, kind_counts
 from specmeter.trace.rundir import Run
 
-PLAIN = "plain"
 # Seconds, 10 us to 10 s: a leaf of the embedded engine and a cycle of a large one both fall inside.
 BOUNDS_S = (*(float(f"{m}e{e}") for e in range(-5, 1) for m in (1, 2.5, 5)), 10.0)
 
@@ -35,6 +35,10 @@ class Buckets:
         """How many values it holds."""
         return int(self.counts.sum())
 
+    def plus(self, other: Buckets) -> Buckets:
+        """The values of both."""
+        return Buckets(self.counts + other.counts, self.sum_s + other.sum_s)
+
 
 @dataclass(frozen=True)
 class Position:
@@ -51,7 +55,7 @@ class Figures:
 
     Histograms are over speculative decode cycles: whole cycles, seconds of each phase in a cycle, and, where the
     device's time is recorded, gaps between its timed points (``seam``, None: not measured). ``cycles`` counts by the
-    kinds of ``kind_counts``.
+    kinds of ``cycle_kinds``.
     ``tokens`` were yielded by ``sequences`` (a sequence in a cycle is one), bonus included. ``accept_length`` and
     ``cycle_s`` are means (of the last minute, on a server that runs), ``baseline_step_s`` one decode step without
     speculation; ``overhead_ratio`` is the probes' share of a cycle as measured. None: not known.
@@ -90,22 +94,12 @@ class Figures:
         )
 
 
-def kind_counts(kinds: NDArray[np.str_], drafted: NDArray[np.integer[Any]]) -> dict[str, int]:
-    """How many cycles are of each kind: the trace's kinds, and PLAIN for decode cycles in which nothing was drafted.
-
-    ``kinds`` and ``drafted`` (tokens, -1: not known) have an entry a cycle. A cycle is of one kind: the counts' sum is
-    the number of cycles. A kind of which there is none is left out.
-    """
-    named = np.where((kinds == "decode") & (drafted == 0), PLAIN, kinds)
-    return {str(kind): int(count) for kind, count in zip(*np.unique(named, return_counts=True), strict=True)}
-
-
 def baseline_of(run: Run) -> tuple[float | None, float | None]:
     """(baseline step in seconds, probes' share of a cycle) as a saved run measured them; None where it did not."""
-    step = (run.analysis.get("baseline") or {}).get("step_ms")
+    step = baseline_step(run.analysis)
     sampled = (run.analysis.get("sampling") or {}).get("overall_percent")
     overhead = sampled or (run.analysis.get("overhead") or {}).get("percent")
-    return step["point"] / 1e3 if step else None, overhead["point"] / 100 if overhead else None
+    return step.point / 1e3 if step else None, overhead["point"] / 100 if overhead else None
 
 
 def run_figures(run: Run) -> list[Figures]:
@@ -127,7 +121,7 @@ def run_figures(run: Run) -> list[Figures]:
         figures = Figures(
             str(run.run.get("id", "run")), str(host), int(rank), Buckets().with_values(cycles["dur_ns"][chosen] / 1e9),
             {name: Buckets().with_values(seconds) for name, seconds in times.items()},
-            cycles=kind_counts(cycles["kind"][of].astype(str), cycles["drafted"][of]),
+            cycles=kind_counts(cycle_kinds(CycleFacts.of_run(run, cycles, spans, of, mine))[0]),
             cycle_s=float(cycles["dur_ns"][chosen].mean()) / 1e9 if chosen.any() else None,
             lost=int((run.analysis.get("records") or {}).get("overwritten", 0)) if number == 0 else 0,
         )  # fmt: skip

@@ -71,7 +71,7 @@ def _histograms(core: Any, figures: Sequence[Figures]) -> Iterator[Any]:
 def _counters(core: Any, figures: Sequence[Figures]) -> Iterator[Any]:
     cycles = core.CounterMetricFamily(
         "specmeter_observed_cycles",
-        "Cycles seen, each of one kind: decode (with drafts), plain (without), mixed, prefill, after-prefill.",
+        "Cycles seen, by kind: decode (with drafts), plain (without), unknown, empty, mixed, prefill, after-prefill.",
         labels=(*LABELS, "kind"),
     )
     tokens = core.CounterMetricFamily(

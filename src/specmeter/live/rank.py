@@ -3,74 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.acceptance import sequences_of
-from specmeter.exports.figures import Buckets, Figures, Position, kind_counts
+from specmeter.exports.cycle_kinds import PLAIN, UNKNOWN, CycleFacts, cycle_kinds, kind_counts
+from specmeter.exports.figures import Buckets, Figures, Position
+from specmeter.live.recent import AT, DRAFTED0, KEPT0, MOST_POSITIONS, PHASE0, WIDTH, Recent, recent_of, tokens_each
 from specmeter.trace.build import RankTrace
-from specmeter.trace.cycles import DECODE, KINDS
+from specmeter.trace.cycles import DECODE
 from specmeter.trace.plan import LEAF, PHASES, WAIT, PlanIndex, phase_of
 
 SECONDS = 64
-MOST_POSITIONS = 16
 _MOST_GAPS = 256
-_FIELDS = (
-    "cycles",
-    "cycle_ns",
-    "leaf_ns",
-    "tokens",
-    "sequences",
-    "sequence_tokens",
-    "batch",
-    "plain",
-    "plain_ns",
-    "seam_ns",
-    "clean",
-    "clean_ns",
-    "hidden",
-    "seen",
-    "seen_tokens",
-)
-_NAMES = np.array(KINDS)
-_AT = {name: i for i, name in enumerate(_FIELDS)}
-_PHASE0 = len(_FIELDS)
-_DRAFTED0 = _PHASE0 + len(PHASES)
-_KEPT0 = _DRAFTED0 + MOST_POSITIONS
-_WIDTH = _KEPT0 + MOST_POSITIONS
 
 
 @dataclass(frozen=True)
-class Recent:
-    """Sums over some seconds.
+class Taken:
+    """Cycles that were counted, in order of time; one entry each.
 
-    ``cycle_ms`` and the phases are means over speculative cycles, ms; ``rest_ms`` is what no leaf point covers. With
-    the probes in some cycles only, ``clean`` of the ``cycles`` ran without them: the phases are the others',
-    and the tokens of clean cycles whose counts were not read are taken to be as many as in the others.
-    ``tokens_per_s`` counts all tokens, plain steps included, over as much of these seconds as was watched. ``kept`` is,
-    for each draft position, the share of the sequences that drafted so far; ``plain_ms`` is a step without speculation,
-    over the last minute. None: not known.
+    ``t0_ns`` is the begin, ``number`` counts them since the look began, ``idles`` says after how many of those before
+    the engine had waited for work. ``second`` (of perf_counter) is where a speculative cycle with probes counts; -1:
+    it is none.
     """
 
-    seconds: int
-    cycles: int
-    tokens_per_s: float
-    cycle_ms: float | None
-    phases_ms: dict[str, float]
-    rest_ms: float
-    accept_length: float | None
-    kept: tuple[float, ...]
-    batch: float | None
-    plain_ms: float | None
-    seam_ms: float | None
-    clean: int = 0
-
-    @property
-    def split_ms(self) -> float:
-        """The mean cycle that the phases are parts of, ms."""
-        return sum(self.phases_ms.values()) + max(self.rest_ms, 0.0)
+    t0_ns: NDArray[np.int64]
+    number: NDArray[np.int64]
+    idles: NDArray[np.int64]
+    second: NDArray[np.int64]
 
 
 class RankStats:
@@ -86,13 +49,15 @@ class RankStats:
         self._leaves = {
             phase: [i for i in leaves if phase_of(index.names[i]) == phase] for phase in PHASES
         }  # fmt: skip
-        self._sums = np.zeros((SECONDS, _WIDTH))
+        self._sums = np.zeros((SECONDS, WIDTH))
         self._second = -1
         self._gaps: deque[int] = deque(maxlen=_MOST_GAPS)
         self._durs: deque[int] = deque(maxlen=_MOST_GAPS)
         self._skip_first = True
-        self._total = np.zeros(_WIDTH)
+        self._total = np.zeros(WIDTH)
         self._kinds = {"decode": 0}
+        self._before = UNKNOWN
+        self._number, self._idles = 0, 0
         self._histograms = histograms
         self._cycle, self._phases, self._seam = Buckets(), dict[str, Buckets](), Buckets()
         self.device = False
@@ -101,8 +66,8 @@ class RankStats:
         """Records were lost, or the probes went in or out: the next cycle is not whole."""
         self._skip_first = True
 
-    def take(self, rank: RankTrace, until_ns: int) -> None:
-        """Add the cycles that began before ``until_ns``; later ones come again, whole."""
+    def take(self, rank: RankTrace, until_ns: int) -> Taken | None:
+        """Add the cycles that began before ``until_ns``, and say which; later ones come again, whole."""
         table = rank.cycles
         count = int(np.searchsorted(table.t0_ns, until_ns, side="left"))
         first = 1 if self._skip_first and count else 0
@@ -110,34 +75,32 @@ class RankStats:
             self._skip_first = False
         at = np.arange(first, min(count, len(table) - 1))
         if not len(at):
-            return
-        busy = at[~self._idle(table.dur_ns[at], table.own_ns[at])]
-        decode = busy[table.kind[busy] == DECODE]
-        speculative = decode[(table.drafted[decode] != 0) & (table.probed[decode] == 1)]
-        clean = decode[(table.drafted[decode] != 0) & (table.probed[decode] == 0)]
-        plain = decode[table.drafted[decode] == 0]
-        for name, number in kind_counts(_NAMES[table.kind[at]], table.drafted[at]).items():
+            return None
+        idle = self._idle(table.dur_ns[at], table.own_ns[at])
+        facts = CycleFacts.of_rank(rank, self._index, at)
+        kinds, self._before = cycle_kinds(facts, self._before)
+        for name, number in kind_counts(kinds).items():
             self._kinds[name] = self._kinds.get(name, 0) + number
+        drafts = ~idle & ((kinds == DECODE) | (kinds == UNKNOWN))
+        told = (kinds == DECODE) | (not facts.telling)
+        speculative, clean = at[drafts & (facts.probed == 1)], at[drafts & told & (facts.probed == 0)]
+        plain = at[~idle & (kinds == PLAIN)]
         second = ((table.t0_ns + table.dur_ns) // 1_000_000_000).astype(np.int64)
         self.advance(int(second[at[-1]]))
-        self._add(second[at], "tokens", np.maximum(table.sampled[at], 0))
+        self._tokens(rank, at, second, kinds, idle)
         self._add(second[plain], "plain", np.ones(len(plain)))
         self._add(second[plain], "plain_ns", table.dur_ns[plain])
         self._add(second[clean], "clean", np.ones(len(clean)))
         self._add(second[clean], "clean_ns", table.dur_ns[clean])
-        drawn = decode[(table.drafted[decode] != 0) & table.drawn[decode]]
-        self._add(second[drawn], "hidden", table.sampled[drawn] < 0)
-        self._add(second[drawn], "seen", table.sampled[drawn] >= 0)
-        self._add(second[drawn], "seen_tokens", np.maximum(table.sampled[drawn], 0))
         self._speculative(rank, speculative, second)
         self._accepted(rank, at, second)
+        return self._taken(rank, at, idle, np.where(np.isin(at, speculative), second[at], -1))
 
-    def take_device(self, gaps_ns: NDArray[np.int64]) -> None:
-        """Add the device's gaps between timed points, ns, one entry a cycle; they count for the present second."""
+    def take_device(self, second: NDArray[np.int64], gaps_ns: NDArray[np.int64]) -> None:
+        """Add the device's gaps between timed points, ns, one entry a cycle; each counts for its ``second``."""
         self.device = True
-        row = self._second % SECONDS
-        self._sums[row, _AT["seam_ns"]] += float(gaps_ns.sum())
-        self._total[_AT["seam_ns"]] += float(gaps_ns.sum())
+        self._add(second, "seam_ns", gaps_ns)
+        self._add(second, "seam_cycles", np.ones(len(second)))
         if self._histograms:
             self._seam = self._seam.with_values(gaps_ns / 1e9)
 
@@ -156,34 +119,50 @@ class RankStats:
         rows = [(now_second - 1 - i) % SECONDS for i in range(seconds)]
         # The plain step changes slowly and its requests may be rare: the last minute's counts.
         minute = [(now_second - 1 - i) % SECONDS for i in range(SECONDS - 4)]
-        plain = self._sums[minute][:, [_AT["plain_ns"], _AT["plain"]]].sum(axis=0)
+        plain = self._sums[minute][:, [AT["plain_ns"], AT["plain"]]].sum(axis=0)
         # A rate over seconds before the first look would be too low: nothing of them was read.
         watched_s = float(seconds) if self._since_s is None else min(float(seconds), now_second - self._since_s)
-        return _recent(self._sums[rows].sum(axis=0), plain, seconds, watched_s, self.device)
+        return recent_of(self._sums[rows].sum(axis=0), plain, seconds, watched_s)
 
     def trend(self, now_second: int, seconds: int = 60) -> list[float]:
         """Tokens in each of the last whole seconds, the oldest first."""
         self.advance(now_second)
         rows = self._sums[[(now_second - seconds + i) % SECONDS for i in range(seconds)]]
-        each = _tokens_each(rows.sum(axis=0))
-        tokens: list[float] = (rows[:, _AT["tokens"]] + each * rows[:, _AT["hidden"]]).tolist()
+        each = tokens_each(rows.sum(axis=0))
+        tokens: list[float] = (rows[:, AT["tokens"]] + each * rows[:, AT["hidden"]]).tolist()
         return tokens
 
     def figures(self, server: str, rank: RankTrace, now_second: int, lost: int, armed: bool) -> Figures:
         """What metrics show of this rank."""
         minute = self.recent(now_second, 60)
         total = self._total
-        places = int(np.count_nonzero(total[_DRAFTED0:_KEPT0]))
-        drafted, kept = total[_DRAFTED0:_KEPT0].astype(int).tolist(), total[_KEPT0:].astype(int).tolist()
+        places = int(np.count_nonzero(total[DRAFTED0:KEPT0]))
+        drafted, kept = total[DRAFTED0:KEPT0].astype(int).tolist(), total[KEPT0:].astype(int).tolist()
         reached = [drafted[0], *kept[:-1]]
         return Figures(
             server, rank.host, rank.rank, self._cycle, dict(self._phases), self._seam if self.device else None,
             dict(self._kinds),
-            int(total[_AT["sequence_tokens"]]), int(total[_AT["sequences"]]),
+            int(total[AT["sequence_tokens"]]), int(total[AT["sequences"]]),
             tuple(Position(drafted[i], reached[i], kept[i]) for i in range(places)),
             minute.accept_length, minute.cycle_ms / 1e3 if minute.cycle_ms else None,
             minute.plain_ms / 1e3 if minute.plain_ms else None, None, lost, armed,
         )  # fmt: skip
+
+    def with_sums_of(self, others: Sequence[RankStats]) -> RankStats:
+        """New stats, to be looked at only, whose sums are these and the others'."""
+        found = RankStats(self._index, self._histograms, self._since_s)
+        found.advance(max(stats._second for stats in (self, *others)))
+        for stats in (self, *others):
+            stats.advance(found._second)
+            found._sums += stats._sums
+            found._total += stats._total
+            found._cycle, found._seam = found._cycle.plus(stats._cycle), found._seam.plus(stats._seam)
+            for phase, buckets in stats._phases.items():
+                found._phases[phase] = found._phases.get(phase, Buckets()).plus(buckets)
+            for name, number in stats._kinds.items():
+                found._kinds[name] = found._kinds.get(name, 0) + number
+            found.device = found.device or stats.device
+        return found
 
     def _idle(self, dur: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Cycles after which the engine waited for work, as the trace says it, by the last few hundred cycles."""
@@ -195,6 +174,38 @@ class RankStats:
             limit = max(20.0 * float(np.median(self._gaps)), float(np.median(self._durs)))
         idle: NDArray[np.bool_] = gap > limit
         return idle
+
+    def _taken(
+        self, rank: RankTrace, at: NDArray[np.int64], idle: NDArray[np.bool_], second: NDArray[np.int64]
+    ) -> Taken:
+        """Which cycles these are among all that were taken."""
+        before = self._idles + np.cumsum(idle) - idle
+        taken = Taken(rank.cycles.t0_ns[at], self._number + np.arange(len(at)), before, second)
+        self._number, self._idles = self._number + len(at), self._idles + int(np.count_nonzero(idle))
+        return taken
+
+    def _tokens(
+        self,
+        rank: RankTrace,
+        at: NDArray[np.int64],
+        second: NDArray[np.int64],
+        kinds: NDArray[np.int64],
+        idle: NDArray[np.bool_],
+    ) -> None:
+        """Tokens by second. A plain step gives each of its sequences one, whether or not the engine's count was read.
+
+        Which cycles are sampled is drawn, so the others are taken to give as many tokens, whatever their kinds.
+        """
+        table = rank.cycles
+        tokens = table.sampled[at].astype(np.int64)
+        tokens = np.where((tokens < 0) & (kinds == PLAIN) & (table.batch[at] > 0), table.batch[at], tokens)
+        self._add(second[at], "tokens", np.maximum(tokens, 0))
+        decode = (kinds == DECODE) | (kinds == PLAIN) | (kinds == UNKNOWN)
+        drawn = ~idle & decode & table.drawn[at]
+        of, tokens = second[at[drawn]], tokens[drawn]
+        self._add(of, "hidden", tokens < 0)
+        self._add(of, "seen", tokens >= 0)
+        self._add(of, "seen_tokens", np.maximum(tokens, 0))
 
     def _speculative(self, rank: RankTrace, at: NDArray[np.int64], second: NDArray[np.int64]) -> None:
         if not len(at):
@@ -210,7 +221,7 @@ class RankStats:
             columns = self._leaves[phase]
             if columns:
                 each = own[:, columns].sum(axis=1)
-                self._add(of, _PHASE0 + number, each)
+                self._add(of, PHASE0 + number, each)
                 self._add(of, "leaf_ns", each)
                 if self._histograms and (each.any() or phase in self._phases):
                     self._phases[phase] = self._phases.get(phase, Buckets()).with_values(each / 1e9)
@@ -233,42 +244,14 @@ class RankStats:
         depth = np.where(steps > 0, np.where(rows[:, 2] >= 0, np.minimum(steps, rows[:, 2]), steps), rows[:, 2])
         depth = np.where(depth < 0, int(kept.max()), depth)
         for place in range(min(int(depth.max()), MOST_POSITIONS)):
-            self._add(of, _DRAFTED0 + place, depth > place)
-            self._add(of, _KEPT0 + place, (depth > place) & (kept > place))
+            self._add(of, DRAFTED0 + place, depth > place)
+            self._add(of, KEPT0 + place, (depth > place) & (kept > place))
 
     def _add(self, second: NDArray[np.int64], field: str | int, values: NDArray[np.generic]) -> None:
         if not len(second):
             return
-        column = _AT[field] if isinstance(field, str) else field
+        column = AT[field] if isinstance(field, str) else field
         weights = values.astype(float)
         self._total[column] += weights.sum()
         fresh = second > self._second - SECONDS
         np.add.at(self._sums[:, column], second[fresh] % SECONDS, weights[fresh])
-
-
-def _tokens_each(sums: NDArray[np.float64]) -> float:
-    """Tokens a cycle where they were read; a cycle without its probes is taken to give as many."""
-    seen = float(sums[_AT["seen"]])
-    return float(sums[_AT["seen_tokens"]]) / seen if seen else 0.0
-
-
-def _recent(
-    sums: NDArray[np.float64], plain: NDArray[np.float64], seconds: int, watched_s: float, device: bool
-) -> Recent:
-    value = {name: float(sums[i]) for name, i in _AT.items()}
-    cycles = value["cycles"]
-    each = 1e6 * cycles
-    drafted, kept = sums[_DRAFTED0:_KEPT0], sums[_KEPT0:]
-    every = cycles + value["clean"]
-    tokens = value["tokens"] + value["hidden"] * _tokens_each(sums)
-    return Recent(
-        seconds, int(every), tokens / (watched_s if watched_s > 0 else seconds),
-        (value["cycle_ns"] + value["clean_ns"]) / every / 1e6 if every else None,
-        {p: float(sums[_PHASE0 + i]) / each for i, p in enumerate(PHASES) if cycles and sums[_PHASE0 + i]},
-        (value["cycle_ns"] - value["leaf_ns"]) / each if cycles else 0.0,
-        value["sequence_tokens"] / value["sequences"] if value["sequences"] else None,
-        tuple(float(k / d) for k, d in zip(kept, drafted, strict=True) if d),
-        value["batch"] / cycles if cycles and value["batch"] else None,
-        float(plain[0] / plain[1]) / 1e6 if plain[1] else None,
-        value["seam_ns"] / each if device and cycles else None, int(value["clean"]),
-    )  # fmt: skip

@@ -8,42 +8,28 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from specmeter.control.link import Link
 from specmeter.control.processes import Process, processes
 from specmeter.errors import SpecmeterError
 from specmeter.exports.figures import Figures
-from specmeter.live.rank import RankStats
-from specmeter.live.tail import Tail, joined
-from specmeter.runtime import layout
-from specmeter.trace.build import RankTrace, build_trace
-from specmeter.trace.cycles import MIXTURE
-from specmeter.trace.plan import CYCLE, index_plan
-from specmeter.trace.ring import RECORD_DTYPE, Records, Ring
+from specmeter.live.rank import RankStats, Taken
+from specmeter.live.source import IDLE_NS, MOST_PENDING, Identity, Source, ends, groups, is_drawn, members, unknown
+from specmeter.live.tail import Tail
+from specmeter.trace.build import RankTrace, Trace, build_trace
+from specmeter.trace.plan import index_plan
+from specmeter.trace.ring import Ring
 
+Key = tuple[str, int, int]  # host, rank, pid
 LOOK_S = 1.0
 # All that is shown is sums over whole seconds: they are made once in each, this long after it ended, by when the cycles
 # that ended in it have been written.
 FOLD_S = 1.0
 BEHIND_S = 0.25
-_MOST_PENDING = 200_000
 
 
 def beat(now_s: float) -> int:
     """The number of the second of perf_counter whose figures are due at ``now_s``."""
     return math.floor(now_s - BEHIND_S)
-
-
-@dataclass
-class _Source:
-    """One process's ring: its tail, and the records that belong to cycles not counted yet."""
-
-    tail: Tail
-    pending: Records
-    drawn: bool  # its cycles are sampled, as its process says
-    lost: int = 0
-    device_end: tuple[int, int] | None = None
 
 
 @dataclass
@@ -65,14 +51,18 @@ class LiveServer:
     link: Link
     histograms: bool = False
     held: bool = False
-    ranks: dict[tuple[str, int, int], LiveRank] = field(default_factory=dict)
+    ranks: dict[Key, LiveRank] = field(default_factory=dict)
     found: list[Process] = field(default_factory=list)
     fault: str = ""
 
     def __post_init__(self) -> None:
         self._plan = self.link.plan()
         self._index = index_plan(self._plan)
-        self._sources: dict[Path, _Source] = {}
+        self._sources: dict[Path, Source] = {}
+        self._groups: dict[Identity, frozenset[Identity]] = {}
+        # Of processes that are gone: their counters go on in those that take their place.
+        self._past: dict[tuple[str, int], RankStats] = {}
+        self._lost = 0
         self._looked = 0.0
         self._seen = False
         self._since_s = None if self.held else time.perf_counter()
@@ -93,8 +83,8 @@ class LiveServer:
 
     @property
     def lost(self) -> int:
-        """Records overwritten before they were read."""
-        return sum(source.tail.lost for source in self._sources.values())
+        """Records overwritten before they were read, or given up."""
+        return self._lost + sum(source.lost for source in self._sources.values())
 
     def poll(self) -> None:
         """Look at every ring, and take its new records once a second, or as soon as an eighth of it is full of them.
@@ -112,6 +102,8 @@ class LiveServer:
         for source in self._sources.values():
             if source.tail.filling():
                 self._read(source)
+        if any(len(source.pending) > MOST_PENDING // 2 for source in self._sources.values()):
+            self._update()
 
     def _update(self) -> None:
         """Take all new records, and make the figures anew."""
@@ -125,27 +117,24 @@ class LiveServer:
                 self.fault = error.why or error.what
                 self._forget()
 
-    def _read(self, source: _Source) -> None:
-        records = source.tail.new()
-        if source.tail.lost != source.lost:
-            source.lost = source.tail.lost
-            self._forget()
-        if len(records):
-            source.pending = joined(source.pending, records)[-_MOST_PENDING:]
-            self._fresh = True
+    def _read(self, source: Source) -> None:
+        fresh, lost = source.read()
+        self._fresh = self._fresh or fresh
+        if lost:
+            self._forget(source, False)
 
     def look(self) -> None:
         """See which processes and rings there are now."""
         found = processes(self.link)
         if found != self.found:
             self.found, self.version = found, self.version + 1
-        self._sources = {path: source for path, source in self._sources.items() if path.exists()}
+        self._leave({process.ring for process in found if not process.alive})
         for source in self._sources.values():
             source.tail.pass_hole()
         for process in self.found:
             if process.ring in self._sources:
                 source, before = self._sources[process.ring], self._sources[process.ring].drawn
-                source.drawn = _drawn(process)
+                source.drawn = is_drawn(process)
                 if before and not source.drawn:
                     self._forget()
             if process.ring is None or process.ring in self._sources or not process.alive:
@@ -155,10 +144,31 @@ class LiveServer:
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
-            drawn = _drawn(process)
-            pending = _unknown() if drawn and tail.next_position else tail.poll(0)
-            self._sources[process.ring] = _Source(tail, pending, drawn)
+            drawn = is_drawn(process)
+            pending = unknown() if drawn and tail.next_position else tail.poll(0)
+            self._sources[process.ring] = Source(tail, pending, drawn)
         self._seen = True
+
+    def _leave(self, ended: set[Path | None]) -> None:
+        """Count what processes that have ended wrote to their end, and go on without them.
+
+        Before new ones are looked at: one that takes another's place would work in the same cycles.
+        """
+        gone = [path for path in self._sources if path in ended or not path.exists()]
+        if not gone:
+            return
+        self._update()
+        for path in gone:
+            self._lost += self._sources.pop(path).lost
+        there = {source.identity for source in self._sources.values()}
+        for key, rank in list(self.ranks.items()):
+            if not members(rank.last) <= there:
+                self._retire(key)
+
+    def _retire(self, key: Key) -> None:
+        stats, before = self.ranks.pop(key).stats, self._past.get(key[:2])
+        self._past[key[:2]] = stats if before is None else stats.with_sums_of([before])
+        self.version += 1
 
     def figures(self) -> list[Figures]:
         """What metrics show, a rank each, up to the last cycle that ended; before the first, whether it is armed."""
@@ -166,11 +176,18 @@ class LiveServer:
         if not self.ranks:
             return self._waiting()
         second = beat(time.perf_counter())
+        alike: dict[tuple[str, int], list[LiveRank]] = {}
+        for key in sorted(self.ranks):
+            alike.setdefault(key[:2], []).append(self.ranks[key])
         found = []
-        for number, key in enumerate(sorted(self.ranks)):
-            rank = self.ranks[key]
+        for number, (label, ranks) in enumerate(alike.items()):
+            # One series: replicas that have the same rank, and processes whose place was taken.
+            others = [rank.stats for rank in ranks[1:]]
+            if label in self._past:
+                others.append(self._past[label])
+            stats = ranks[0].stats.with_sums_of(others) if others else ranks[0].stats
             lost = self.lost if number == 0 else 0
-            found.append(rank.stats.figures(self.link.id, rank.last, second, lost, self.armed))
+            found.append(stats.figures(self.link.id, ranks[0].last, second, lost, self.armed))
         return found
 
     def _waiting(self) -> list[Figures]:
@@ -180,75 +197,68 @@ class LiveServer:
 
     def _fold(self) -> None:
         """Count the cycles whose end is known, and keep the records from the last cycle's begin on."""
-        role = self._index.role_of
-        starts = []
+        begun = {}
         for source in self._sources.values():
-            records = source.pending
-            began = records["t0"][(role[records["point"]] == CYCLE) & (records["kind"] == layout.KIND_HOST_SPAN)]
-            if len(began):
-                starts.append(int(began.max()))
-        if not starts:
-            return
-        until = min(starts)
-        rings = [Ring(s.tail.header, s.pending, 0, 0, 0) for s in self._sources.values() if len(s.pending)]
-        trace = build_trace(rings, self._plan, (), self._index)
+            cycles = source.cycles(self._index)
+            if len(cycles):
+                begun[source.identity] = int(cycles["t0"].max())
+        if begun:
+            rings = [Ring(s.tail.header, s.pending, 0, 0, 0) for s in self._sources.values() if len(s.pending)]
+            trace = build_trace(rings, self._plan, (), self._index)
+            self._groups = groups(trace.ranks)
+            self._count(trace, begun)
+        for source in self._sources.values():
+            if source.overflows(self._index):
+                self._forget(source)
+
+    def _count(self, trace: Trace, begun: dict[Identity, int]) -> None:
+        until = ends(self._groups, begun)
+        counted: dict[Identity, tuple[RankStats, Taken | None]] = {}
         for rank in trace.ranks:
-            key = (rank.host, rank.rank, rank.pid)
-            if key not in self.ranks:
-                self.ranks[key] = LiveRank(RankStats(self._index, self.histograms, self._since_s), rank)
-            self.ranks[key].last = rank
-            self.ranks[key].stats.take(rank, until)
+            moment = until.get((rank.host, rank.pid))
+            if moment is not None and (found := self._take(rank, moment)) is not None:
+                for process in sorted(members(rank)):
+                    counted.setdefault(process, found)
+        self._reconsider(trace)
+        # Records of a process that is in no cycle yet serve cycles to come.
+        latest = max(until.values(), default=0)
+        rest = min((at for at in until.values() if at >= latest - IDLE_NS), default=0)
         for source in self._sources.values():
-            self._device(source)
-            source.pending = _from(source.pending, until)
+            moment = until.get(source.identity, rest)
+            if source.identity in counted:
+                stats, taken = counted[source.identity]
+                gaps = source.gaps(self._index, taken, moment)
+                if gaps is not None:
+                    stats.take_device(*gaps)
+            # One that stands idle stays in its group by its last cycle.
+            source.keep_from(min(moment, begun.get(source.identity, moment)))
 
-    def _device(self, source: _Source) -> None:
-        """Gaps between the device's timed points, within a cycle, of the pending device spans."""
-        spans = source.pending[source.pending["kind"] == layout.KIND_DEVICE_SPAN]
-        if not len(spans):
-            return
-        # Stamps inside graphs come later than events, and lie inside the spans of those.
-        spans = spans[np.argsort(spans["t0"], kind="stable")]
-        cycle = spans["cycle"].astype(np.int64) - spans["value"]
-        before = source.device_end or (int(cycle[0]), int(spans["t0"][0]))
-        ends = np.maximum.accumulate(np.concatenate([[before[1]], spans["t1"][:-1]]))
-        of = np.concatenate([[before[0]], cycle[:-1]])
-        # From one cycle to the next is a seam too; beyond that the server had nothing to do, or probes were out.
-        gap = np.where(cycle - of <= 1, np.maximum(spans["t0"] - ends, 0), 0)
-        source.device_end = (int(cycle[-1]), max(int(ends[-1]), int(spans["t1"][-1])))
-        mine = [rank for key, rank in self.ranks.items() if key[2] == source.tail.header.pid] or list(
-            self.ranks.values()
-        )
-        for rank in mine[:1]:
-            _, group = np.unique(cycle, return_inverse=True)
-            rank.stats.take_device(np.bincount(group, weights=gap).astype(np.int64))
+    def _take(self, rank: RankTrace, until: int) -> tuple[RankStats, Taken | None] | None:
+        """Count a rank's cycles; None before its first one has ended: its workers may not be seen yet."""
+        key = (rank.host, rank.rank, rank.pid)
+        if key not in self.ranks:
+            if not (rank.cycles.t0_ns < until).any():
+                return None
+            self.ranks[key] = LiveRank(RankStats(self._index, self.histograms, self._since_s), rank)
+        mine = self.ranks[key]
+        mine.last = rank
+        return mine.stats, mine.stats.take(rank, until)
 
-    def _forget(self) -> None:
-        """Records are missing: what is pending belongs to cycles that are not whole."""
+    def _reconsider(self, trace: Trace) -> None:
+        """Drop ranks that were none: a worker that was seen before its core, or a core before its workers."""
+        now = {(rank.host, rank.rank, rank.pid) for rank in trace.ranks}
+        for key in [key for key in self.ranks if key not in now and (key[0], key[2]) in self._groups]:
+            self._retire(key)
+
+    def _forget(self, of: Source | None = None, its_own: bool = True) -> None:
+        """Records are missing: what is pending belongs to cycles that are not whole.
+
+        ``of`` one process: in its group (before any is known, in all). ``its_own`` False: it keeps what came after.
+        """
+        group = self._groups.get(of.identity) if of is not None else None
         for source in self._sources.values():
-            source.pending = _unknown() if source.drawn else source.pending[:0]
+            if (group is None or source.identity in group) and (its_own or source is not of):
+                source.forget()
         for rank in self.ranks.values():
-            rank.stats.interrupt()
-
-
-def _drawn(process: Process) -> bool:
-    return bool((process.report.get("sampling") or {}).get("on"))
-
-
-def _unknown() -> Records:
-    """Stands for the change of sampling that was not seen: cycles before the next one count for neither side."""
-    mark = np.zeros(1, RECORD_DTYPE)
-    mark["kind"], mark["point"], mark["value"] = layout.KIND_MARK, layout.POINT_SAMPLING, MIXTURE
-    return mark
-
-
-def _from(records: Records, until: int) -> Records:
-    """The records that cycles from ``until`` on need. Device spans are counted at once, so they are over."""
-    host = (records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK)
-    moment = np.where(host, records["t0"], records["t1"])
-    keep = (moment >= until) & ~np.isin(records["kind"], (layout.KIND_DEVICE_SPAN, layout.KIND_GRAPH_SPAN))
-    # The last change of sampling before then still holds.
-    marks = (records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)
-    keep[np.flatnonzero(marks & ~keep)[-1:]] = True
-    kept: Records = records[keep]
-    return kept
+            if group is None or members(rank.last) & group:
+                rank.stats.interrupt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specmeter.live.rank import Recent
+from specmeter.live.recent import Recent
 from specmeter.live.server import LiveServer
 from specmeter.reporters.inert import inert
 from specmeter.reporters.language import COLOURS, LETTERS

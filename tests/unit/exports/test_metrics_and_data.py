@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 import specmeter
 from specmeter.cli import main
 from specmeter.errors import SpecmeterError
-from specmeter.exports.figures import Buckets, Figures, kind_counts, run_figures
+from specmeter.exports.figures import Buckets, Figures, run_figures
 from specmeter.exports.openmetrics import Collector, openmetrics_text
 from tests.support.saved_runs import save_run
 
@@ -73,10 +73,6 @@ def test_a_cycle_is_of_one_kind(saved: Path) -> None:
         kind, drafted = run.cycles["kind"][mine].astype(str), run.cycles["drafted"][mine]
         assert figures.cycles["plain"] == np.count_nonzero((kind == "decode") & (drafted == 0)) > 0
         assert sum(figures.cycles.values()) == len(kind)
-    # As a server saw them: 26 verified, 5 plain, 2 after prefill, one of which drafted nothing.
-    kinds = np.array(["decode"] * 31 + ["after-prefill"] * 2)
-    assert kind_counts(kinds, np.array([3] * 26 + [0] * 5 + [0, 3])) == {"decode": 26, "plain": 5, "after-prefill": 2}
-    assert kind_counts(kinds[:1], np.array([-1])) == {"decode": 1}, "not known is not none"
 
 
 def test_what_is_not_known_has_no_sample() -> None:

@@ -12,7 +12,8 @@ import pytest
 from specmeter.commands.arm import _measured
 from specmeter.control import Ack, Sampling, arm, disarm, holder, mix
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.live.rank import _AT, RankStats
+from specmeter.live.rank import RankStats
+from specmeter.live.recent import AT
 from specmeter.live.server import LiveServer
 from specmeter.live.view import Shown, legend, plain_text, rank_lines
 from specmeter.runtime import layout
@@ -103,4 +104,4 @@ def test_a_view_that_opens_or_loses_records_between_two_changes_waits_for_the_ne
     server._update()
     [rank] = server.ranks.values()
     truly = sum(row[3] == 2 for row in rows[opened:lost] + rows[again:])
-    assert 0 < rank.stats._total[_AT["cycles"]] <= truly and rank.stats._total[_AT["clean"]] > 100
+    assert 0 < rank.stats._total[AT["cycles"]] <= truly and rank.stats._total[AT["clean"]] > 100
