@@ -53,9 +53,10 @@ def _mean_ms(rank: RankTrace, at: NDArray[np.int64], values_ns: NDArray[np.float
 
 def busy_ns(rings: Sequence[Ring], rank: RankTrace) -> NDArray[np.float64] | None:
     """For each cycle the time that device spans cover of it, ns, on the host's clock; None without device spans."""
+    pids = {rank.pid, *(spans.pid for spans in rank.spans)}
     for ring in rings:
         # With an engine core and a worker, the cycles are the core's and the device is the worker's.
-        if ring.header.host != rank.host or (ring.header.pid != rank.pid and ring.header.rank != rank.rank):
+        if ring.header.host != rank.host or ring.header.pid not in pids:
             continue
         times = device_times(ring)
         if times is None:

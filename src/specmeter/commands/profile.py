@@ -210,6 +210,7 @@ def _take(
             with writer.postponing():
                 writer.write_requests(taken.requests)
         taken.trace = load_link(running.link.path, taken.requests)
+        taken.notes += taken.trace.warnings
     return taken
 
 

@@ -13,6 +13,7 @@ from specmeter.reporters.terminal import render_analysis
 from specmeter.runtime import layout
 from specmeter.trace import load_rings
 from specmeter.trace.device import device_rings
+from specmeter.trace.ring import read_ring
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.synthetic import make_records, write_ring
 from tests.support.saved_runs import MS, PLAN, Rows, recording
@@ -73,3 +74,17 @@ def test_without_device_spans_the_reason_is_said(tmp_path: Path) -> None:
     for device in ({**found, "windows": []}, {"windows": [{}]}, None):
         again = numbers.device_line(device)
         assert bool(again) is (device is not None and device.get("windows") == [])
+
+
+def test_another_process_that_says_the_same_rank_gives_no_device_time(tmp_path: Path) -> None:
+    rows, requests = recording(prompts=2, cycles=20)
+    verify = [row for row in rows if row[3] == 2]
+    for pid, length, kept in ((5, 2, len(rows) // 2), (7, 6, len(rows))):
+        device = [(r[0], r[0] + length * MS, r[2], 2, DEVICE, 0, 0) for r in verify]
+        write_ring(tmp_path / f"{pid}-1.ring", make_records([*rows[:kept], *device]), pid=pid, rank=0)
+    paths = sorted(tmp_path.glob("*.ring"))
+    trace = load_rings(paths, PLAN, requests)
+    assert trace.main.pid == 7, "the one with most cycles leads"
+    document = analyse(trace, requests, baseline_from_trace(trace), rings=[read_ring(path) for path in paths])
+    assert document["device"]["busy_ms"] == pytest.approx(6, abs=0.01)
+    assert trace.warnings[0] in " ".join(render_analysis(document, 4000).split())
