@@ -11,7 +11,7 @@ from typing import Any, Literal
 import httpx
 
 from specmeter.bench.prompts import Prompt
-from specmeter.bench.usage import StreamError, Usage, checked_text, usage_of
+from specmeter.bench.usage import StreamError, Usage, checked_text, error_message, refusal, usage_of
 from specmeter.trace.masking import mask_text
 
 Api = Literal["chat", "completions", "generate"]
@@ -111,7 +111,7 @@ class Client:
             body = request_body(call, self.model, self.api)
             async with self._http.stream("POST", PATHS[self.api], json=body, headers=call.headers) as response:
                 if response.status_code != 200:
-                    raise StreamError(_refusal(response.status_code, await response.aread()))
+                    raise StreamError(refusal(response.status_code, await response.aread()))
                 async for now, event in _events(response):
                     answer.take(now, event, self.api)
                 answer.check_whole(self.api)
@@ -171,7 +171,7 @@ def read_received(call: Call, received: Received, api: Api) -> Outcome:
     problem = received.problem
     try:
         if received.status not in (0, 200):
-            raise StreamError(_refusal(received.status, b"".join(body for _, body in received.events)))
+            raise StreamError(refusal(received.status, b"".join(body for _, body in received.events)))
         for now, event in received.events:
             data = _data_of(event)
             if data:
@@ -206,7 +206,7 @@ class _Answer:
             raise StreamError(f"the stream is malformed: {event[:80]!r} is not an object")
         try:
             if "error" in document:
-                raise StreamError(f"the server reports: {_message(document)}")
+                raise StreamError(f"the server reports: {error_message(document)}")
             self._take_generate(now, document) if api == "generate" else self._take_openai(now, document)
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError):
             raise StreamError(f"the stream is malformed: {event[:80]!r} has not the expected fields") from None
@@ -294,18 +294,3 @@ def _data_of(event: bytes) -> bytes:
     if not data and event.strip() and not event.lstrip().startswith((b":", b"event:", b"id:", b"retry:")):
         raise StreamError(f"the stream is malformed: {event.strip()[:80]!r} is no event")
     return data
-
-
-def _refusal(status: int, body: bytes) -> str:
-    try:
-        return f"HTTP {status}: {_message(json.loads(body))}"
-    except (ValueError, TypeError, RecursionError):
-        return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
-
-
-def _message(document: Any) -> str:
-    """The text of an error object in any of the shapes that servers use."""
-    error = document.get("error", document) if isinstance(document, dict) else document
-    if isinstance(error, dict):
-        error = error.get("message") or error.get("detail") or error
-    return str(error)[:300]

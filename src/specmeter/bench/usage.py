@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,3 +70,19 @@ def _not(name: str, value: object, wanted: str) -> StreamError:
     shown = repr(value)
     shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
     return StreamError(f"the answer is malformed: {name} is {shown}, not {wanted}")
+
+
+def refusal(status: int, body: bytes) -> str:
+    """What an answer of another status than 200 says."""
+    try:
+        return f"HTTP {status}: {error_message(json.loads(body))}"
+    except (ValueError, TypeError, RecursionError):
+        return f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}"
+
+
+def error_message(document: Any) -> str:
+    """The text of an error object in any of the shapes that servers use."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)[:300]
