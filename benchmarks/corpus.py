@@ -28,13 +28,14 @@ Each point of the built-in recipes, resolved in the released wheels of SGLang an
 
 - *required*: required points found, of those that the release should have;
 - *lines*: line numbers that equal an independent reference, of those that it lists for the release
-  (`benchmarks/corpus_lines.py`; "-" where it does not list the release);
+  (`benchmarks/corpus_lines.py`). "-": the reference lists no line of that release, so that its points resolve, each to
+  the number of sites its anchor asks for, is all that was checked there;
 - *places*: all calls and functions that a plan for the release holds;
 - *knobs*: numbers that may be changed while the engine runs, "-" before the release that brought them;
 - *refused*: points and knobs that a plan does not hold, required points and knobs in bold.
 
 What resolves is not thereby executed: `docs/measurements.md` says which releases were run. vLLM's files are read from
-the CPU builds, whose Python files are those of the official wheels.
+the CPU builds (0.33.0: the official wheel); that their Python files are those of the official wheels was not checked.
 
 What was executed of each runner, and how the others were tested beside resolving:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from specmeter.control import find_link, interpreter_of, make_link, processes
-from specmeter.control.launch import _interpreter_options
+from specmeter.control.launch import _interpreter_options, site_folder
 from specmeter.errors import SpecmeterError
 from specmeter.runtime.ring import start_ticks
 from tests.support.children import until
@@ -208,6 +209,51 @@ def test_env_prints_lines_that_a_shell_takes(place: Path, monkeypatch: pytest.Mo
     assert link["link"] == "pod" and [point["hits"] for point in link["processes"][0]["points"]] == [1, 1]
     systemd = specmeter("env", "--link", "pod", "--python", sys.executable, "--format", "systemd")
     assert systemd.stdout.startswith('Environment="SPECMETER_LINK=')
+
+
+def env_file(text: str) -> dict[str, str]:
+    """As `docker run --env-file` reads it: a variable a line, nothing quoted, "#" begins a comment line."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def unit_file(text: str) -> dict[str, str]:
+    """As systemd reads Environment= (systemd.exec(5), systemd.syntax(7)): quotes, C escapes, %-specifiers."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition("=")
+        assert key == "Environment" and rest[0] == rest[-1] == '"', line
+        inside = re.sub(r'\\(["\\n])', lambda hit: {"n": "\n"}.get(hit[1], hit[1]), rest[1:-1])
+        assert not re.search(r'(?<!\\)(?:\\\\)*"', rest[1:-1]) and "%" not in inside.replace("%%", "")
+        name, _, value = inside.partition("=")
+        found[name] = value.replace("%%", "%")
+    return found
+
+
+def test_env_in_every_form_is_what_its_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = place / "o dd'$x\"q\\b%n#é"
+    odd.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    words = ["env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--link", "pod"]
+    document = result(specmeter(*words, "--json"))
+    folder = str(odd / "specmeter" / "pod")
+    assert (document["link"], document["path"]) == ("pod", folder) and Path(folder).is_dir()
+    wanted = {"SPECMETER_LINK": folder, "PYTHONPATH": str(site_folder())}
+    assert document["env"] == wanted
+    assert env_file(specmeter(*words, "--format", "docker").stdout) == wanted
+    assert unit_file(specmeter(*words, "--format", "systemd").stdout) == wanted
+    assert Path(folder).is_dir(), "it stays"
+    assert specmeter("detach", "--link", "pod").returncode == 0 and not Path(folder).exists()
+
+
+def test_an_env_file_cannot_hold_a_line_break(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = place / "two\nlines"
+    odd.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    words = ["env", "--recipe", str(place / "toy.toml"), "--python", sys.executable, "--link", "pod", "--format"]
+    done = specmeter(*words, "docker")
+    assert done.returncode == 2 and "line break" in done.stderr and done.stdout == ""
+    assert unit_file(specmeter(*words, "systemd").stdout)["SPECMETER_LINK"] == str(odd / "specmeter" / "pod")
 
 
 @pytest.mark.parametrize(

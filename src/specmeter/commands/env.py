@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     folder, site = str(link.path), str(site_folder())
     if args.json:
         result = {"link": link.id, "path": folder, "env": {"SPECMETER_LINK": folder, "PYTHONPATH": site}}
-        print(json.dumps({"schema": "specmeter/env/1", "version": __version__, "command": "env", "result": result}))
+        document = {"schema": "specmeter/env/1", "version": __version__, "command": "env"}
+        print(json.dumps({**document, "result": result, "warnings": []}))
         return 0
     for line in _lines(args.format, folder, site):
         print(line)
@@ -44,14 +45,26 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(style: str, folder: str, site: str) -> list[str]:
     if style == "systemd":
-        # systemd reads % as a specifier; PYTHONPATH of the unit, if it has one, has to be appended by hand.
+        # PYTHONPATH of the unit, if it has one, has to be appended by hand.
         return [
-            f'Environment="{name}={value.replace("%", "%%")}"'
+            f'Environment="{name}={_for_systemd(value)}"'
             for name, value in (("SPECMETER_LINK", folder), ("PYTHONPATH", site))
         ]
     if style == "docker":
+        # Nothing is quoted or escaped in such a file: a line is a variable.
+        if "\n" in folder + site:
+            raise SpecmeterError(
+                "An env file cannot hold this link", f"{folder!r} has a line break.", "Set XDG_RUNTIME_DIR."
+            )
         return [f"SPECMETER_LINK={folder}", f"PYTHONPATH={site}"]
     return [
         f"export SPECMETER_LINK={shlex.quote(folder)}",
         f'export PYTHONPATH={shlex.quote(site)}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
+
+
+def _for_systemd(value: str) -> str:
+    """``value`` within double quotes of a unit file: C escapes, and ``%`` begins a specifier (systemd.syntax(7))."""
+    for letter, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("%", "%%")):
+        value = value.replace(letter, escaped)
+    return value
