@@ -15,7 +15,7 @@ from specmeter.live import source as source_module
 from specmeter.live.server import LiveServer
 from specmeter.runtime import layout
 from specmeter.runtime.ring import start_ticks
-from specmeter.trace.synthetic import make_records, write_ring
+from specmeter.trace.synthetic import make_plan, make_records, write_ring
 from tests.support.growing import GrowingRing
 from tests.support.saved_runs import MS, PLAN, Rows, cycle
 
@@ -141,3 +141,41 @@ def test_what_cannot_be_kept_is_a_loss_and_an_idle_loop_is_none(
     one.add(cycles(60, (NOW + 70) * S))
     source.read()
     assert source.overflows(live._index) and live.lost > 200
+
+
+def test_a_worker_that_is_killed_and_started_again_beside_its_core(
+    first: GrowingRing, started: list[Beside], tmp_path: Path
+) -> None:
+    """The core's cycles go on being counted with the new worker's phases, in one series."""
+    plan = make_plan(
+        [("cycle.core", "cycle", "none"), ("cycle", "cycle", "none"), ("verify.forward", "leaf", "none")],
+        ["cycle.core.drafted"],
+    )
+    link = GrowingRing(tmp_path / "pair", plan)
+
+    def both(count: int, start: int, worker: Beside) -> None:
+        for i in range(count):
+            at = start + i * 16 * MS
+            worker.add([(at + 2 * MS, at + 9 * MS, i, 3, 0, 0, 0), (at + MS, at + 10 * MS, i, 2, 0, 0, 0)])
+            link.add([(at, at + 15 * MS, i, 1, 0, 0, 0), (2, at + 15 * MS, i, 4, layout.KIND_VALUE, 0, 0)])
+
+    old = Beside(link, 0)
+    started.append(old)
+    live = LiveServer(link.link, histograms=True)
+    live.poll()
+    both(30, NOW * S, old)
+    live.poll()
+    assert decode(live.figures()) == {0: 28}
+    old.end()
+    live.poll()
+    new = Beside(link, 0)
+    started.append(new)
+    live.poll()
+    both(30, (NOW + 9) * S, new)
+    live.poll()
+    both(20, (NOW + 10) * S, new)
+    live.poll()
+    (figures,) = live.figures()
+    assert figures.cycles["decode"] == pytest.approx(28 + 49, abs=2)
+    assert figures.phases["verify"].sum_s == pytest.approx(0.007 * figures.cycle.count, rel=0.05)
+    assert len(live.ranks) == 1 and all(len(source.pending) < 10 for source in live._sources.values())
