@@ -43,6 +43,7 @@ from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import Counters, ServerSpec, Setting, engine_named, refuse_silent
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.check_words import check_sentence, wiring_word
+from specmeter.reporters.inert import inert
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
 from specmeter.trace.device import device_rings
@@ -210,7 +211,7 @@ def _take(
             with writer.postponing():
                 writer.write_requests(taken.requests)
         taken.trace = load_link(running.link.path, taken.requests)
-        taken.notes += taken.trace.warnings
+        taken.notes += [inert(text, 400) for text in taken.trace.warnings]
     return taken
 
 
