@@ -220,3 +220,23 @@ def test_nowhere_to_write_at_all(place: Path) -> None:
         pytest.skip("no namespace of mounts can be made here")
     assert done.returncode == 5 and "next:" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["source", "toyeng.worker"], 5), ([*PLAN, "--python", sys.executable], 1)]
+)
+def test_an_unreadable_file_through_the_commands(words: list[str], code: int, place: Path) -> None:
+    """Root without its capability to read everything is refused by the kernel as any user is."""
+    capabilities = "-dac_override,-dac_read_search"
+    drop = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] if os.geteuid() == 0 else []
+    path = place / "toyeng" / "worker.py"
+    path.chmod(0)
+    try:
+        if subprocess.run([*drop, "cat", str(path)], capture_output=True).returncode == 0:
+            pytest.skip("the capability to read everything cannot be given up here")
+    except FileNotFoundError:
+        pytest.skip("setpriv is not installed")
+    command = [*drop, sys.executable, "-m", "specmeter", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code and f"{path}: Permission denied" in said and "Traceback" not in said

@@ -6,15 +6,19 @@ found in the live functions and swapped there and back is.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import tomli
 
-from specmeter.control import arm, disarm, launch_env, processes
+from specmeter.control import arm, disarm, interpreter_of, launch_env, processes
 from specmeter.control.prepare import prepare_link
 from tests.support.children import ask
+
+ROOT = Path(__file__).parents[2]
 
 VLLM = os.environ.get("SPECMETER_VLLM_PYTHON")
 pytestmark = [
@@ -66,3 +70,61 @@ def test_every_place_of_runner_v2_is_taken_by_its_live_modules(tmp_path: Path) -
     finally:
         server.kill()
         server.communicate()
+
+
+def installed(folder: Path) -> Path:
+    """A folder as pip leaves one: specmeter's package, and metadata with the entry points that pyproject declares."""
+    folder.mkdir()
+    (folder / "specmeter").symlink_to(ROOT / "src" / "specmeter")
+    facts = folder / "specmeter-0.1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: specmeter\nVersion: 0.1.0\n")
+    groups = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
+    (facts / "entry_points.txt").write_text("\n".join(lines))
+    return folder
+
+
+PLUGINS = """
+import json, sys
+before = "_specmeter_runtime.boot" in sys.modules
+from vllm.plugins import load_general_plugins
+import vllm.plugins, vllm.v1.core.sched.output
+load_general_plugins()
+first = sys.modules["_specmeter_runtime.boot"].current()
+vllm.plugins.plugins_loaded = False
+load_general_plugins()
+hooks = sum(type(finder).__name__ == "ImportHook" for finder in sys.meta_path)
+import vllm.v1.core.sched.scheduler
+again = sys.modules["_specmeter_runtime.boot"].current()
+print(json.dumps([before, first is again and first is not None, hooks]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_vllm_s_own_plugin_loader_starts_the_runtime_once(both: bool, tmp_path: Path) -> None:
+    """The second launch route, through installed metadata; with the first one beside it there is one runtime too."""
+    assert VLLM
+    (tmp_path / "links").mkdir(mode=0o700)
+    link = prepare_link([VLLM], engine="vllm", base=tmp_path / "links")
+    env = {**os.environ, "PYTHONPATH": str(installed(tmp_path / "site")), "SPECMETER_LINK": str(link.path)}
+    env = launch_env(link, env) if both else env
+    done = subprocess.run([VLLM, "-c", PLUGINS], env=env, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [both, True, 2], "one hook for modules, one for the tracer"
+    (process,) = processes(link)
+    assert process.report["modules"]["vllm.v1.core.sched.scheduler"] == "ready" and process.report["faults"] == []
+
+
+def test_the_console_script_names_the_environment_that_is_planned_for(tmp_path: Path) -> None:
+    """What `specmeter run -- vllm serve MODEL` does before it starts the server."""
+    assert VLLM
+    script = Path(VLLM).with_name("vllm")
+    env = {**os.environ, "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["vllm", "serve", "some/model"]
+    found = interpreter_of(command, env)
+    assert found.parent == script.parent and found.resolve() == Path(VLLM).resolve()
+    (tmp_path / "links").mkdir(mode=0o700)
+    plan = prepare_link(command, base=tmp_path / "links", env=env).plan()
+    assert plan["engine"] == "vllm" and not [entry for entry in plan["refused"] if entry["required"]]
+    assert all(Path(point["path"]).is_relative_to(script.parents[1]) for point in plan["points"])
