@@ -46,6 +46,7 @@ class Arming:
         self._note = note
         self._news = news
         self.left = False
+        self._unfollowed = ""
         # Points that go into graphs, which a server captures at its start; empty once it was disarmed.
         self.stamped: Set[int] = set()
 
@@ -253,12 +254,23 @@ class Arming:
                 for swap in self.swaps:
                     swap.keep_from_compilers()
         except Exception as error:
-            self._note("torch.compile", error)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The tracer cannot be told what is probed: nothing may be in from now on, for good."""
+        self._note("torch.compile", error)
+        self._unfollowed = "torch.compile cannot be followed, and must not meet a probe"
+        for swap in self.swaps:
+            swap.compiled = swap.compiled or self._unfollowed
+            swap.put("out")
+        self._stop_mix()
 
     def _refuse_compiled(self, swaps: List[Swap]) -> None:
         """Put those functions out for good that torch.compile owns by now."""
         if not compilers.loaded():
             return
+        for swap in swaps:
+            swap.compiled = swap.compiled or self._unfollowed
         found = compilers.owned(code for swap in swaps for code in _all_originals(swap))
         self._put_compiled_out(swaps, found)
 
@@ -288,7 +300,7 @@ class Arming:
                     swap.put("out")
                 put_nested(self.swaps, False)
         except Exception as error:
-            self._note("torch.compile", error)
+            self._give_up(error)
 
     def _compilation_ends(self) -> None:
         try:

@@ -188,12 +188,19 @@ class Deep:
             reason = f"{type(error).__name__}: {error}"
         finally:
             self._recorder.on_deep = None
-            failed = self._off()
+            try:
+                failed = self._off()  # whatever the reason is: an open profiler brings the process down at its end
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"
+            reason = reason or failed
             with self._turning:
                 self.reason, self.state = reason or failed, state  # at last: now the next window may begin
-            answer.ring()
-            ended.ring()
-            self._news()
+            # Each of them whatever becomes of the others: the engine's thread may wait for the first.
+            for tell in (answer.ring, ended.ring, self._news):
+                try:
+                    tell()
+                except Exception:
+                    pass  # Python would print it on the server's standard error
 
     def _off(self) -> str:
         tool, self._tool = self._tool, None

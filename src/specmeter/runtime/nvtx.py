@@ -11,6 +11,8 @@ import sys
 from _thread import _local
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from .writers import ours
+
 Begin = Callable[[], int]
 End = Callable[..., Any]
 
@@ -23,8 +25,11 @@ class Token(int):
     ranges: Optional[Ranges] = None
 
     def __del__(self) -> None:
-        if self.stack is not None and self.ranges is not None:
-            self.ranges.close(self)
+        try:
+            if self.stack is not None and self.ranges is not None:
+                self.ranges.close(self)
+        except Exception:
+            pass  # Python would print it on the server's standard error
 
 
 class Ranges:
@@ -44,13 +49,25 @@ class Ranges:
         """A point's ``begin`` and ``end`` with a range called ``name`` around them."""
 
         def ranged_begin() -> int:
-            return begin() if self._off else self.open(name, begin)
+            try:
+                if not self._off:
+                    return self.open(name, begin)
+            except Exception as error:
+                if not ours(error):
+                    raise
+                self._stop(error)
+            return begin()
 
         def ranged_end(t0: int, result: Any, id: int, *roots: Any) -> Any:
             if type(t0) is not Token:
                 return end(t0, result, id, *roots)
             given = end(t0.inner, result, id, *roots)
-            self.close(t0)
+            try:
+                self.close(t0)
+            except Exception as error:
+                if not ours(error):
+                    raise
+                self._stop(error)
             return given
 
         return ranged_begin, ranged_end
@@ -118,4 +135,8 @@ class Ranges:
         return True
 
     def _stop(self, error: BaseException) -> None:
-        self._off, self.reason = True, f"{type(error).__name__}: {error}"
+        self._off = True
+        try:
+            self.reason = f"{type(error).__name__}: {error}"
+        except Exception:
+            pass  # the server comes first

@@ -50,8 +50,8 @@ class Runtime:
 
     def install(self) -> None:
         """Put the import hook in place."""
+        self._tracer_hook.install()  # first: without it nothing may be probed
         self._hook.install()
-        self._tracer_hook.install()
 
     # -- modules --------------------------------------------------------------------------------------------------
 
