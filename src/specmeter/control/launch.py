@@ -78,8 +78,8 @@ def first_on_path(command: Sequence[str], env: Mapping[str, str], cwd: str) -> t
     """
     words, variables = list(command), dict(env)
     if words and Path(words[0]).name == "env":
-        found, rest = behind_env(words)
-        return first_on_path(rest, {**variables, **found}, cwd)
+        set_there, rest = behind_env(words)
+        return first_on_path(rest, {**variables, **set_there}, cwd)
     if words and not Path(words[0]).name.startswith(("python", "pypy")):
         found = shutil.which(words[0], path=variables.get("PATH"))
         line = _shebang_words(Path(found)) if found else []
