@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from specmeter.tune.trial import LiveRunner
 from specmeter.tune.tuning import TunePlan, best_by_level, tune
 
 JOURNAL = "journal.sqlite"
+SERVERS = ("NCCL_", "CUDA_", "SGLANG_", "VLLM_")
+"""Variables by which servers are told apart."""
 LONGEST_TRIAL_S = 7 * 24 * 3600
 DEFAULT_TRIALS = 30
 """The search's server starts in a space with flags or variables, where no budget is given."""
@@ -121,7 +124,10 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
         raise SpecmeterError(f"--concurrency {args.concurrency} is no list of numbers from 1 on.")
     user = read_space(args.space) if args.space is not None else None
     flags = flags_at(place, spec)
-    space = space_for(spec, flags, user, nccl_verdict(args.profile))
+    far = " ".join(place.names)
+    # What is exported here is no part of another host's environment.
+    exported = {} if far else {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SERVERS)}
+    space = space_for(spec, flags, user, nccl_verdict(args.profile), exported)
     trials = args.trials
     if trials is None and args.minutes is None and space.dimensions:
         trials = DEFAULT_TRIALS
@@ -139,6 +145,9 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
         confirm_blocks=args.confirm_blocks,
         threshold=args.threshold,
         predict=predictions(args.profile, space.settings) if args.profile else None,
+        where=far,
+        separate=args.separate,
+        exported=exported,
     )
 
 

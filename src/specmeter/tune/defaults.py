@@ -115,15 +115,20 @@ def _word(value: object) -> str:
 
 
 def space_for(
-    spec: ServerSpec, flags: EngineFlags, user: SpaceFile | None = None, nccl_cannot: str | None = None
+    spec: ServerSpec,
+    flags: EngineFlags,
+    user: SpaceFile | None = None,
+    nccl_cannot: str | None = None,
+    exported: Mapping[str, str] | None = None,
 ) -> Space:
     """The space of ``spec``'s engine in its version: defaults that it offers, then the user's words over them.
 
     ``nccl_cannot`` is why no variable of NCCL can help, where a profile has shown that: then none is tried unasked.
+    Nor is one that the server inherits, as ``exported`` tells.
     Raises SpecmeterError for a flag that this version does not have, a variable that turns NVLS on, or no point.
     """
     user = user or SpaceFile()
-    knobs, skipped = _defaults(spec, flags, nccl_cannot)
+    knobs, skipped = _defaults(spec, flags, nccl_cannot, exported or {})
     knobs |= user.knobs
     _check_knobs(user, flags)
     for name, reason in user.skip.items():
@@ -143,7 +148,7 @@ def space_for(
 
 
 def _defaults(
-    spec: ServerSpec, flags: EngineFlags, nccl_cannot: str | None
+    spec: ServerSpec, flags: EngineFlags, nccl_cannot: str | None, exported: Mapping[str, str]
 ) -> tuple[dict[str, tuple[str | None, ...]], list[tuple[str, str]]]:
     """Knobs tried without being asked for, and those left out with the reason."""
     engine = spec.engine or ""
@@ -165,9 +170,10 @@ def _defaults(
         skipped.append(("NCCL and all-reduce", "tensor parallel size is 1: no collective runs, so none can matter"))
     else:
         knobs |= {flag: (None, "on") for flag in ALL_REDUCE.get(engine, ()) if flags.has(flag)}
-        tried = [name for name in NCCL if name not in spec.env and nccl_cannot is None]
+        given = {**exported, **spec.env}
+        tried = [name for name in NCCL if name not in given and nccl_cannot is None]
         knobs |= {name: NCCL[name] for name in tried}
-        skipped += [(name, "set by the user's environment") for name in NCCL if name in spec.env]
+        skipped += [(name, f"set by the user's environment ({given[name]})") for name in NCCL if name in given]
         skipped += [("NCCL's variables", nccl_cannot)] if nccl_cannot is not None else []
     return knobs, skipped
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specmeter.analysis.racing import contenders, losers, smoothed
+from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.tune.journal import Journal
 from specmeter.tune.planner import Planner
@@ -166,6 +167,20 @@ class Search:
                 continue
             self._run([candidate], self._lagging)
             self._give_up_if_hopeless()
+            self._fair()
+
+    def _fair(self) -> None:
+        """The baseline meets the flags and variables of the best setting, or they would be credited to speculation."""
+        best = self.best(True)
+        if best is None or not (best.flags or best.env):
+            return
+        plain = Candidate(Setting.of(0), best.flags, best.env)
+        if plain.key in self._known() or not self.planner.space.allows(plain):
+            return
+        if self._may_start():
+            self._run([plain], self._lagging)
+        else:
+            self.planner.skipped[plain.label] = "the budget ended before the baseline met the best setting's knobs"
 
     def _past_the_peak(self, candidate: Candidate) -> str:
         """Why a longer chain cannot be the best, or an empty text.

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specmeter import __version__
@@ -38,7 +38,8 @@ class TunePlan:
     """The server, its space, the load, the budget and the proof.
 
     ``blocks`` passes over the prompts a trial and ``confirm_blocks`` a proving start, the first of each dropped;
-    ``levels`` are the numbers of requests at once, searched one after the other.
+    ``levels`` are the numbers of requests at once, searched one after the other. ``where``: the far host, empty here;
+    ``separate``: nothing is switched inside one start; ``exported``: the variables that the server inherits.
     """
 
     spec: ServerSpec
@@ -53,6 +54,9 @@ class TunePlan:
     confirm_blocks: int = 4
     threshold: float = 0.01
     predict: Predict | None = None
+    where: str = ""
+    separate: bool = False
+    exported: Mapping[str, str] = field(default_factory=dict)
 
     def starting_point(self) -> Candidate:
         """The setting that the user's command has, with no knob touched; steps left to the engine count as 2."""
@@ -62,7 +66,8 @@ class TunePlan:
     def facts(self) -> dict[str, str]:
         """What a journal's trials belong to; another value of any makes them incomparable."""
         engine = engine_named(self.spec.engine or "")
-        plain = engine.with_setting(self.spec.command, Setting.of(0))
+        # Without speculation and with the same one everywhere: the draft and its method stay in the second.
+        words = [mask_command(engine.with_setting(self.spec.command, Setting.of(steps))) for steps in (0, 2)]
         texts = json.dumps([prompt.as_messages() for prompt in self.prompts])
         model = flag_value(self.spec.command, "--model", "--model-path")
         load = [hashlib.sha256(texts.encode()).hexdigest()[:16], self.sending.max_tokens, self.sending.temperature]
@@ -70,9 +75,11 @@ class TunePlan:
             "engine": self.spec.engine or "",
             "engine version": str(self.flags.version),
             "model": model or " ".join(program_of(self.spec.command)[-1:]),
-            "command": json.dumps(mask_command(plain)),
+            "command": json.dumps(words),
             "load": json.dumps([*load, self.sending.seed, self.blocks, self.sending.ignore_eos]),
-            "environment": json.dumps(mask_env(dict(self.spec.env)), sort_keys=True),
+            "environment": json.dumps(mask_env({**self.exported, **self.spec.env}), sort_keys=True),
+            "host": self.where,
+            "starts": "one a setting" if self.separate else "as the engine allows",
         }
 
 

@@ -109,6 +109,29 @@ def test_a_knob_that_matters_is_found(tmp_path: Path, together: bool) -> None:
     assert best is not None and dict(best.env).get("NCCL_ALGO") == "Tree" and best.setting.steps in (2, 3)
 
 
+def test_the_baseline_meets_the_knobs_of_the_best_setting(tmp_path: Path) -> None:
+    """With a start for each setting, a variable that helps both would else be credited to speculation."""
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Ring", "Tree")),))
+    runner = KnownRunner(_speed, False, start_sd=0.005, block_sd=0.002)
+    search = _search(tmp_path, runner, space, Budget(trials=30))
+    best, plain = search.best(True), search.best(False)
+    assert best is not None and plain is not None and dict(best.env) == dict(plain.env) == {"NCCL_ALGO": "Tree"}
+
+
+def test_a_baseline_without_the_knobs_for_want_of_budget_is_said(tmp_path: Path) -> None:
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Tree")),))
+    for trials in range(9, 16):
+        runner = KnownRunner(_speed, False, start_sd=0.0, block_sd=0.0)
+        folder = tmp_path / str(trials)
+        folder.mkdir()
+        search = _search(folder, runner, space, Budget(trials=trials))
+        best = search.best(True)
+        assert best is not None
+        plain = Candidate(Setting.of(0), best.flags, best.env)
+        ran = plain.key in {o.candidate.key for o in search.observations}
+        assert ran or "budget ended" in search.planner.skipped[plain.label]
+
+
 def test_infeasible_points_are_kept_with_their_cause_and_not_tried_again(tmp_path: Path) -> None:
     runner = KnownRunner(lambda c: None if c.setting.steps == 2 else _speed(c), together=False)
     search = _search(tmp_path, runner)

@@ -72,6 +72,9 @@ def test_collectives_are_left_out_with_the_reason_unless_there_are_several_ranks
     assert {"NCCL_ALGO", "NCCL_BUFFSIZE", "--disable-custom-all-reduce"} <= names
     # Set by the user already, and never NVLS unasked.
     assert "NCCL_PROTO" not in names and not any("NVLS" in str(d.values) for d in two.dimensions)
+    inherited = space_for(SGLANG, FLAGS, exported={"NCCL_ALGO": "Ring"})
+    assert "NCCL_ALGO" not in {d.name for d in inherited.dimensions} and "NCCL_BUFFSIZE" in names
+    assert dict(inherited.skipped)["NCCL_ALGO"] == "set by the user's environment (Ring)"
 
 
 def test_variables_of_nccl_are_left_out_where_a_profile_shows_that_it_serves_nothing(tmp_path: Path) -> None:

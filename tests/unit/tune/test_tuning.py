@@ -73,5 +73,23 @@ def test_trials_of_another_environment_or_other_answers_are_other_work() -> None
     others = [
         replace(plan, spec=replace(spec, env={"A": "2"})),
         replace(plan, sending=replace(plan.sending, ignore_eos=False)),
+        replace(plan, exported={"NCCL_ALGO": "Ring"}),
+        replace(plan, where="gpu7"),
+        replace(plan, separate=True),
     ]
     assert all(other.facts() != plan.facts() for other in others)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", ["vllm", "serve", "M", "--speculative-config", '{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": 3}']),
+        ("sglang", ["python", "-m", "sglang.launch_server", "--model-path", "M", "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "HEAD"]),
+    ],
+)  # fmt: skip
+def test_trials_with_another_draft_head_are_other_work(engine: str, words: list[str]) -> None:
+    space, prompts = Space(settings_of([0, 1], [1], [])), load_prompts(None).prompts[:2]
+    plan = TunePlan(ServerSpec(engine, tuple(words)), space, EngineFlags({}, "t"), prompts, Sending(8), Budget())
+    other = replace(plan, spec=replace(plan.spec, command=tuple(w.replace("HEAD", "OTHER") for w in words)))
+    again = replace(plan, spec=replace(plan.spec, command=tuple(w.replace(": 3}", ": 5}") for w in words)))
+    assert other.facts() != plan.facts() and again.facts() == plan.facts()
