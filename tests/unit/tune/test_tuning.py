@@ -80,16 +80,17 @@ def test_trials_of_another_environment_or_other_answers_are_other_work() -> None
     assert all(other.facts() != plan.facts() for other in others)
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("vllm", ["vllm", "serve", "M", "--speculative-config", '{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": 3}']),
-        ("sglang", ["python", "-m", "sglang.launch_server", "--model-path", "M", "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "HEAD"]),
-    ],
-)  # fmt: skip
-def test_trials_with_another_draft_head_are_other_work(engine: str, words: list[str]) -> None:
+VLLM = """vllm serve M --speculative-config {"method":"eagle3","model":"HEAD","num_speculative_tokens":3}"""
+SGLANG = (
+    "python -m sglang.launch_server --model-path M --speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD"
+)
+
+
+@pytest.mark.parametrize(("engine", "line"), [("vllm", VLLM), ("sglang", SGLANG)])
+def test_trials_with_another_draft_head_are_other_work(engine: str, line: str) -> None:
+    words = line.split()
     space, prompts = Space(settings_of([0, 1], [1], [])), load_prompts(None).prompts[:2]
     plan = TunePlan(ServerSpec(engine, tuple(words)), space, EngineFlags({}, "t"), prompts, Sending(8), Budget())
     other = replace(plan, spec=replace(plan.spec, command=tuple(w.replace("HEAD", "OTHER") for w in words)))
-    again = replace(plan, spec=replace(plan.spec, command=tuple(w.replace(": 3}", ": 5}") for w in words)))
+    again = replace(plan, spec=replace(plan.spec, command=tuple(w.replace(":3}", ":5}") for w in words)))
     assert other.facts() != plan.facts() and again.facts() == plan.facts()
