@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from specmeter.engines import ServerSpec, Setting, engine_named
+from specmeter.engines.access import shown_url
 from specmeter.engines.flags import Command, whole_number, with_flag, with_switch
 from specmeter.engines.spec import read_server_file, server_names
 from specmeter.errors import SpecmeterError
-from specmeter.trace.masking import MASK, mask_command, mask_env
+from specmeter.trace.masking import mask_command, mask_env
 
 _NAME = re.compile(r"^([A-Za-z0-9][\w.+-]*):(?=.)")
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*$")
@@ -35,7 +35,7 @@ class CompareArm:
             "engine": self.spec.engine,
             "command": mask_command(self.spec.command),
             "env": mask_env(dict(self.spec.env)),
-            "url": masked_url(self.spec.url) if self.spec.url is not None else None,
+            "url": shown_url(self.spec.url) if self.spec.url is not None else None,
             "settings": self.setting.as_json() if self.setting is not None else None,
         }
 
@@ -57,12 +57,6 @@ def masked_line(command: Sequence[str], arms: Sequence[str]) -> list[str]:
         else:
             masked.append(word)
     return masked
-
-
-def masked_url(url: str) -> str:
-    """A server's address without what stands before an ``@``: a user's name there may be a token."""
-    before, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(f"{before}@", f"{MASK}@", 1) if at else url
 
 
 def arms_from_words(words: Sequence[str], spec: ServerSpec) -> tuple[CompareArm, ...]:

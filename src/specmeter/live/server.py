@@ -45,7 +45,8 @@ class LiveServer:
     """Reads one link. ``fault`` says why a ring cannot be read (empty: all can); ``version`` rises with changes.
 
     ``held``: what the rings hold already counts too, not only what is new from now on. A ring that is made after the
-    first look counts from its begin: its process makes it with the first record.
+    first look counts from its begin: its process makes it with the first record. ``since_s``: the moment of
+    perf_counter from which rates are over what was watched; None: now, or with ``held`` from before all that is asked.
     """
 
     link: Link
@@ -54,6 +55,7 @@ class LiveServer:
     ranks: dict[Key, LiveRank] = field(default_factory=dict)
     found: list[Process] = field(default_factory=list)
     fault: str = ""
+    since_s: float | None = None
 
     def __post_init__(self) -> None:
         self._plan = self.link.plan()
@@ -65,7 +67,7 @@ class LiveServer:
         self._lost = 0
         self._looked = 0.0
         self._seen = False
-        self._since_s = None if self.held else time.perf_counter()
+        self._since_s = self.since_s if self.since_s is not None or self.held else time.perf_counter()
         self._beat = -1
         self.version = 0
         self._fresh = False

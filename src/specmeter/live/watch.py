@@ -92,8 +92,10 @@ class Watch:
         there = [link for link in found if link.path.exists()]
         for link in there:
             if link.id not in self.servers:
+                # One that came since the last listing was not watched before that.
+                since = time.perf_counter() - _LINKS_S if self._seen and not self._held else None
                 try:
-                    self.servers[link.id] = LiveServer(link, self._histograms, self._held or self._seen)
+                    self.servers[link.id] = LiveServer(link, self._histograms, self._held or self._seen, since_s=since)
                 except SpecmeterError as error:
                     self.note = f"{link.id}: {error.what}"
         for gone in self.servers.keys() - {link.id for link in there}:

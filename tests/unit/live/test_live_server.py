@@ -157,6 +157,8 @@ def test_a_link_made_after_the_first_listing_counts_from_its_begin(
     watch.poll()
     counts = {figures.server: sum(figures.cycles.values()) for figures in watch.figures()}
     assert counts["old"] == 0 and counts["young"] > 200
+    young = watch.servers["young"]
+    assert young.since_s is not None and time.perf_counter() - young.since_s < 60, "no rate over more than was watched"
 
 
 def test_recent_figures_are_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
