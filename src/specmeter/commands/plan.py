@@ -12,6 +12,7 @@ from typing import Any
 from specmeter import __version__
 from specmeter.commands.source import process_of
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.recipes.asking import checked_tree
 from specmeter.recipes.planner import survey
 from specmeter.reporters.lines import show_lines
 
@@ -44,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _survey(args: argparse.Namespace) -> dict[str, Any]:
-    if args.path is not None and not args.path.is_dir():
-        raise SpecmeterError(f"{args.path} is not a folder.", next_step="Name an unpacked wheel or a source tree.")
+    checked_tree(args.path)
     python, env, first = Path(args.python or sys.executable), None, tuple[str, ...]()
     if args.pid is not None:
         process = process_of(args.pid)

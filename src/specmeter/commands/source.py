@@ -11,7 +11,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.recipes.asking import ask_far
+from specmeter.recipes.asking import ask_far, checked_tree
 from specmeter.source.process import Process, inspect
 from specmeter.source.pyfile import SourceError
 
@@ -64,9 +64,8 @@ def _answer(args: argparse.Namespace) -> dict[str, Any]:
         if args.module:
             raise SpecmeterError("--module goes with a process: TARGET is no process number.")
         target = str(Path(args.target).resolve()) if Path(args.target).exists() else args.target
-        if args.path is not None and not args.path.is_dir():
-            raise SpecmeterError(f"{args.path} is not a folder.", next_step="Name an unpacked wheel or a source tree.")
-        request.update(target=target, path=str(args.path.resolve()) if args.path else None)
+        tree = checked_tree(args.path)
+        request.update(target=target, path=str(tree.resolve()) if tree else None)
         # The folder this was called in is no part of another environment's search path.
         return ask_far(Path(args.python or sys.executable), request)
     process = process_of(int(args.target))

@@ -26,6 +26,13 @@ def ask_far(python: Path, request: Mapping[str, Any], env: Mapping[str, str] | N
     return reply
 
 
+def checked_tree(path: Path | None) -> Path | None:
+    """What ``--path`` names, if anything; raises SpecmeterError where it is no folder."""
+    if path is not None and not path.is_dir():
+        raise SpecmeterError(f"{path} is not a folder.", next_step="Name an unpacked wheel or a source tree.")
+    return path
+
+
 def _refusal(python: Path, error: Mapping[str, Any]) -> SpecmeterError:
     near = f" Nearest: {', '.join(error['nearest'])}." if error["nearest"] else ""
     if error["reached"] == "range":
