@@ -55,11 +55,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's times and its output ids; ``cycles``: verify steps that the server counted, None if it does not."""
+    """A request's times and its output ids; ``cycles``: verify steps that the server counted, None if it does not.
+
+    ``at``: when each event with new ids came, perf_counter_ns.
+    """
 
     request: Request
     ids: tuple[int, ...]
     cycles: int | None
+    at: tuple[int, ...] = ()
 
 
 @dataclass
@@ -145,8 +149,9 @@ def event_of(event: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
 def ask(client: httpx.Client, url: str, prompt: Prompt, tokens: int, label: tuple[str, str, str, int, int]) -> Answer:
     """One greedy request. A failure is told in ``request.error``."""
     path, body = request_of(url, prompt, tokens)
-    send, first, error, done = time.perf_counter_ns(), 0, "", False
+    send, error, done = time.perf_counter_ns(), "", False
     ids: list[int] = []
+    at: list[int] = []
     meta: dict[str, Any] = {}
     try:
         with client.stream("POST", path, json=body) as answer:
@@ -160,7 +165,8 @@ def ask(client: httpx.Client, url: str, prompt: Prompt, tokens: int, label: tupl
                 if "error" in event:
                     raise ValueError(str(event["error"])[:200])
                 new, told = event_of(event)
-                first = first or (time.perf_counter_ns() if new else 0)
+                if new:
+                    at.append(time.perf_counter_ns())
                 ids += new
                 meta = told or meta
         if not done:
@@ -170,6 +176,6 @@ def ask(client: httpx.Client, url: str, prompt: Prompt, tokens: int, label: tupl
     end = time.perf_counter_ns()
     name, prompt_id, setting, block, start = label
     counted = int(meta.get("prompt_tokens") or 0)
-    request = Request(name, prompt_id, setting, block, send, first or end, end, counted, len(ids), error, start)
+    request = Request(name, prompt_id, setting, block, send, at[0] if at else end, end, counted, len(ids), error, start)
     cycles = meta.get("spec_verify_ct")
-    return Answer(request, tuple(ids), int(cycles) if cycles else None)
+    return Answer(request, tuple(ids), int(cycles) if cycles else None, tuple(at))

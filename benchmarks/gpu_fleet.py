@@ -1,8 +1,8 @@
 """Several servers on one GPU: started side by side, measured one at a time while the others stand still.
 
 Most of a start is Python and compilation on the processor, so starts side by side cost little more than one. A server
-that is up polls for requests without rest; while another one is measured it is stopped (SIGSTOP), so that it takes
-neither processor nor GPU. What SGLang takes of the GPU is bounded by ``--max-total-tokens`` then, not by
+that is up polls for requests without rest; it is stopped (SIGSTOP) until it is the one that is measured, so that it
+takes neither processor nor GPU. What SGLang takes of the GPU is bounded by ``--max-total-tokens`` then, not by
 ``--mem-fraction-static``: that one counts what the others hold (mem_cache/kv_cache_configurator.py of 0.5.16).
 """
 
@@ -30,10 +30,12 @@ from specmeter.engines import engine_named
 from specmeter.engines.guardian import descendants
 from specmeter.engines.process import ServerProcess, port_is_taken
 from specmeter.errors import SpecmeterError
+from specmeter.recipes import loader
 from specmeter.trace import Request
 
 RING = 1 << 20
 FIRST_PORT = 21000
+NOT_YET = "not up yet"
 MINI = Path(__file__).resolve().parents[1] / "tests/support/mini_sglang"
 # Multicast over NVLink stays off wherever these scripts start something (issue 9).
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -44,7 +46,8 @@ class Start:
     """A server to start. ``linked`` False: specmeter is nowhere near it. ``env`` is added to the environment.
 
     ``device`` goes into link.json: how the device is timed. ``armed``: from the first import on, so that the graphs are
-    captured with the probes in.
+    captured with the probes in. ``knob_alone``: the points of the knobs are the only ones there are, so that cycles
+    cost what they cost while the knob is turned.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Start:
     knobs: tuple[str, ...] = ()
     device: Mapping[str, object] = field(default_factory=dict)
     armed: bool = False
+    knob_alone: bool = False
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Server:
     link: Link | None
     began: float
     seconds: float = 0.0
-    reason: str = "not up yet"
+    reason: str = NOT_YET
     requests: list[Request] = field(default_factory=list)
 
     @property
@@ -112,11 +116,21 @@ class Fleet:
         self.servers: dict[str, Server] = {}
         place.work.mkdir(parents=True, exist_ok=True)
         self._links = Path(tempfile.mkdtemp(prefix="links-", dir=place.work))
+        self._begun = 0
 
     def __enter__(self) -> Fleet:
-        for start in self.starts:
-            self.servers[start.name] = self._begin(start)
+        self.add(self.starts)
         return self
+
+    def add(self, starts: Sequence[Start]) -> None:
+        """Begin more servers; ``wait`` waits for them."""
+        for start in starts:
+            self.servers[start.name] = self._begin(start)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """End these servers for good, so that their memory is free; names that are not there are passed over."""
+        gone = [self.servers.pop(name) for name in names if name in self.servers]
+        _kill(gone)
 
     def __exit__(self, *exc: object) -> None:
         self.end()
@@ -124,12 +138,13 @@ class Fleet:
     def wait(self, limit_s: float) -> None:
         """Until each server has answered warm-up requests, has failed, or the time is over; then all stand still."""
         deadline = time.monotonic() + limit_s
-        threads = [threading.Thread(target=self._warm, args=(server, deadline)) for server in self.servers.values()]
+        fresh = [server for server in self.servers.values() if server.reason == NOT_YET]
+        threads = [threading.Thread(target=self._warm, args=(server, deadline)) for server in fresh]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for server in self.servers.values():
+        for server in fresh:
             print(f"{server.start.name}: {server.reason or f'up after {server.seconds:.0f} s'}", flush=True)
             server.process.kill() if server.reason else server.signal(signal.SIGSTOP)
 
@@ -159,12 +174,7 @@ class Fleet:
 
     def end(self) -> None:
         """Kill all of them; their logs stay below the place's ``logs``."""
-        for server in self.servers.values():
-            server.signal(signal.SIGCONT)
-            server.signal(signal.SIGKILL)
-        for server in self.servers.values():
-            with suppress(SpecmeterError):
-                server.process.stop(0.5)
+        _kill(list(self.servers.values()))
 
     def _begin(self, start: Start) -> Server:
         env = {**self.place.env(), **start.env}
@@ -174,12 +184,14 @@ class Fleet:
             link = prepare_link(
                 command, engine=self.place.engine, recipe=self.place.recipe, base=self._links,
                 capacity=RING, device_events=True, env=env, knobs=start.knobs, armed=start.armed,
+                only=self._knob_points(start.knobs) if start.knob_alone else None,
             )  # fmt: skip
             file = link.path / "link.json"
             file.write_text(json.dumps({**link.document(), **start.device}))
             env = launch_env(link, env)
         # Below the range that the system gives out: two starts side by side never choose the same one.
-        port = _port(FIRST_PORT + 20 * len(self.servers))
+        port = _port(FIRST_PORT + 20 * self._begun)
+        self._begun += 1
         command = engine_named(self.place.engine or "sglang").with_port(command, port)
         if self.place.engine == "sglang":
             command = (*command, "--nccl-port", str(_port(port + 10)))
@@ -212,6 +224,22 @@ class Fleet:
         errors = [answer.request.error for answer in answers if answer.request.error]
         server.reason = f"warm-up failed: {errors[0]}" if errors else ""
         server.seconds = time.monotonic() - server.began
+        if not server.reason:
+            server.signal(signal.SIGSTOP)  # it polls without rest, and others still compile
+
+    def _knob_points(self, knobs: Sequence[str]) -> set[str]:
+        place = self.place
+        recipe = loader.load(place.recipe) if place.recipe is not None else loader.built_in(place.engine or "sglang")
+        return {str(knob["point"]) for knob in recipe.data.get("knob", []) if knob["name"] in knobs}
+
+
+def _kill(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.signal(signal.SIGCONT)
+        server.signal(signal.SIGKILL)
+    for server in servers:
+        with suppress(SpecmeterError):
+            server.process.stop(0.5)
 
 
 def _port(first: int) -> int:

@@ -115,14 +115,18 @@ def facts(folder: Path) -> Server | None:
 
 
 def all_devices(folder: Path, plain: str = "run-plain") -> dict[str, Any]:
-    """Every run of the folder that holds deep windows; what fails is told and leaves the others alone."""
+    """Every run of the folder that holds deep windows; what fails is told and leaves the others alone.
+
+    A run is held against ``plain``, or against run-NAME-plain where there is one (another attention kernel).
+    """
     found: dict[str, Any] = {}
     server = facts(folder)
     for path in sorted(folder.glob("run-*")):
-        if not (path / "deep").is_dir() or path.name == plain:
+        if not (path / "deep").is_dir() or path.name == plain or path.name.endswith("-plain"):
             continue
+        own = f"{path.name}-plain"
         try:
-            found[path.name] = device(folder, path.name, plain, server)
+            found[path.name] = device(folder, path.name, own if (folder / own / "deep").is_dir() else plain, server)
         except Exception:
             found[path.name] = {"error": traceback.format_exc()}
     (folder / "device.json").write_text(json.dumps(found, indent=1, default=str))

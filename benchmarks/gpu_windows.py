@@ -5,7 +5,6 @@ Times come from the rings and from the client's clock; probes are in only while 
 
 from __future__ import annotations
 
-import random
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from specmeter import control
 from specmeter.analysis.profile import Baseline, analyse, baseline_from_trace
-from specmeter.analysis.stats import Interval, paired_ratio
+from specmeter.analysis.stats import Interval
 from specmeter.bench.budget import share_for
 from specmeter.control.deep import DeepAsked, deep_window
 from specmeter.control.hits import count_hits
@@ -105,38 +104,6 @@ def mixed(server: Server, prompts: Sequence[Prompt], load: Load, baseline: Basel
         "client": answers.summary(),
         "overhead": overhead,
         "share": share.as_json(),
-    }
-
-
-def budget(
-    server: Server, prompts: Sequence[Prompt], permille: int, load: Load, pairs: int = 14, seed: int = 3
-) -> dict[str, Any]:
-    """Always-on at a share of sampled cycles against the original code, in blocks drawn by seed inside one server.
-
-    Of both the client's decode time over the same greedy requests, so everything that armed probes cost is in it, also
-    in cycles that are not sampled and in the controller's absence of any work.
-    """
-    link = link_of(server)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    order, sampled = random.Random(seed), control.Sampling(seed, permille, "the default budget")
-    for pair in range(pairs):
-        for armed in order.sample((True, False), 2):
-            if armed:
-                control.arm(link, sampling=sampled)
-            answers = drive(server.url, prompts, load, f"budget-{pair}-{armed}", SPEC)
-            if armed:
-                control.disarm(link)
-            seconds[armed].append(sum((r.end_ns - r.first_ns) / 1e9 for r in answers.requests if not r.error))
-    ratio = paired_ratio(seconds[True], seconds[False], "block pair")
-    percent = {end: 100 * (getattr(ratio, end) - 1) for end in ("low", "point", "high")}
-    ends = f"[{percent['low']:.2f}, {percent['high']:.2f}]"
-    return {
-        "line": f"always-on at {permille} of 1000: {percent['point']:.2f} % {ends}",
-        "permille": permille,
-        "percent": percent,
-        "ratio": ratio.as_json(),
-        "seconds_armed": seconds[True],
-        "seconds_original": seconds[False],
     }
 
 

@@ -1,6 +1,7 @@
 """Device time of SGLang 0.5.16 with EAGLE-3 on SmolLM2, one H200: the table of issue 4, unattended.
 
     python benchmarks/sglang_device_gpu.py SITE MODEL WORK --out OUT [--budget 540]
+                                                         [--only SERVER...] [--steps NAME...]
 
 SITE holds SGLang and what it imports, MODEL is the embedded engine's model directory; docs/gpu.md says how both get
 there. Servers start side by side, are measured one at a time, and a later call does what is left. OUT receives
@@ -8,7 +9,9 @@ results.tgz in parts; WORK/results/smollm2 has a JSON file a measurement and the
 
 Servers: ``plain``; ``spec3`` (3 steps, under a link); ``clean`` (the same, specmeter nowhere near it); ``stamped``
 (stamps in its graphs); ``timer`` (with SGLang's own device timer); ``sync`` (no overlap scheduling); ``plan`` (a stream
-of its own for the metadata); ``steps2``, ``steps5``; ``adaptive`` (its steps are switched while it runs).
+of its own for the metadata); ``steps2``, ``steps5``; ``adaptive`` (its steps are switched while it runs); ``teardown``
+(CUPTI is taken down after a profile); ``fa3-plain``, ``fa3`` (FlashAttention 3 in place of Triton's attention, where
+SITE holds it). Always-on is measured before a server's first deep window, whose profiler may leave something behind.
 
 ``--rehearse``: the same flow against the miniature server of the tests, without a GPU.
 """
@@ -18,11 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_fa3 as fa3
+import gpu_paired as paired
 import gpu_windows as windows
 from gpu_client import CHATS, Load, drive
 from gpu_fleet import Place, Server, Start, eagle, miniature, sglang
@@ -49,20 +54,27 @@ def starts(model: Path, head: Path, work: Path) -> list[Start]:
         Start("clean", spec3, linked=False),
         Start("stamped", spec3, device={"device_stamps": True}),
         Start("timer", spec3, {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}),
-        Start("adaptive", (*spec3, *adaptive_flags(work, STEPS)), knobs=("draft_steps",)),
+        # At the most steps: a start at 3 reserves too few rows of logits for the graphs of 4 (sglang_tune_gpu.py).
+        Start(
+            "adaptive", (*sglang(model, *SMALL, *eagle(head, STEPS[-1])), *adaptive_flags(work, STEPS)),
+            knobs=("draft_steps",),
+        ),
         Start("sync", (*spec3, "--disable-overlap-schedule")),
         Start("plan", spec3, {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"}),
         Start("steps2", sglang(model, *SMALL, *eagle(head, 2))),
         Start("steps5", sglang(model, *SMALL, *eagle(head, 5))),
-    ]
+        Start("teardown", spec3, {"TEARDOWN_CUPTI": "1"}),
+        Start("fa3-plain", (*sglang(model, *SMALL), *fa3.FLAGS)),
+        Start("fa3", (*spec3, *fa3.FLAGS)),
+    ]  # fmt: skip
 
 
 def steps() -> list[Step]:
     """The measurements, the most wanted first."""
 
-    def spec(server: str, load: Load, name: str) -> Callable[[Server, Path], dict[str, Any]]:
+    def spec(load: Load, name: str, against: str = "plain") -> Callable[[Server, Path], dict[str, Any]]:
         def run(running: Server, to: Path) -> dict[str, Any]:
-            plain_step = windows.baseline_of(read(to, f"plain.{load.at_once}"))
+            plain_step = windows.baseline_of(read(to, f"{against}.{load.at_once}"))
             return windows.phases(running, CHATS, load, to, name, plain_step)
 
         return run
@@ -78,14 +90,18 @@ def steps() -> list[Step]:
 
     def budget(server: Server, to: Path) -> dict[str, Any]:
         permille = int((read(to, "spec3.mixed") or {})["share"]["permille"])
-        return windows.budget(server, CHATS, permille, Load(rounds=1, tokens=160))
+        return paired.budget(server, CHATS, permille)
 
     def deep(at_once: int, setting: str = windows.SPEC) -> Callable[[Server, Path], dict[str, Any]]:
         return lambda server, to: windows.deep(server, CHATS, DEEP, at_once, setting)
 
+    def around(server: Server, to: Path) -> dict[str, Any]:
+        return paired.around_deep(server, CHATS, DEEP)
+
     def kept(server: Server, to: Path) -> dict[str, Any]:
-        plain = server.start.name == "plain"
-        return windows.save_run(server, to, None if plain else windows.baseline_of(read(to, "plain.1")))
+        name = server.start.name
+        against = "fa3-plain.1" if name == "fa3" else "plain.1"
+        return windows.save_run(server, to, None if name.endswith("plain") else windows.baseline_of(read(to, against)))
 
     return [
         Step("tokens.never-loaded", "clean", 8, tokens()),
@@ -96,25 +112,34 @@ def steps() -> list[Step]:
         Step("plain.deep8", "plain", 40, deep(8, windows.PLAIN)),
         Step("plain.run", "plain", 10, kept, ("plain.deep1",)),
         Step("tokens.dormant", "spec3", 8, tokens()),
-        Step("spec3.1", "spec3", 25, spec("spec3", SINGLE, "spec3.1"), ("plain.1",)),
+        Step("spec3.1", "spec3", 25, spec(SINGLE, "spec3.1"), ("plain.1",)),
         Step("tokens.armed", "spec3", 8, tokens(armed=True)),
-        Step("spec3.8", "spec3", 20, spec("spec3", EIGHT, "spec3.8"), ("plain.8",)),
-        Step("spec3.deep1", "spec3", 40, deep(1)),
+        Step("spec3.8", "spec3", 20, spec(EIGHT, "spec3.8"), ("plain.8",)),
+        Step("spec3.mixed", "spec3", 40, mixed, ("plain.1",)),
+        Step("spec3.budget", "spec3", 115, budget, ("spec3.mixed",)),
+        Step("tokens.disarmed", "spec3", 8, tokens()),
+        Step("spec3.deep1", "spec3", 50, around),
         Step("spec3.deep8", "spec3", 40, deep(8)),
         Step("spec3.run", "spec3", 10, kept, ("spec3.deep1",)),
-        Step("spec3.mixed", "spec3", 40, mixed, ("plain.1",)),
-        Step("spec3.budget", "spec3", 75, budget, ("spec3.mixed",)),
-        Step("tokens.disarmed", "spec3", 8, tokens()),
+        Step("teardown.deep1", "teardown", 50, around),
+        Step("teardown.again", "teardown", 50, around),
+        Step("teardown.run", "teardown", 10, kept, ("teardown.deep1", "plain.1")),
         Step("tokens.stamped", "stamped", 8, tokens()),
-        Step("stamped.1", "stamped", 20, spec("stamped", SINGLE, "stamped.1"), ("plain.1",)),
+        Step("stamped.1", "stamped", 20, spec(SINGLE, "stamped.1"), ("plain.1",)),
         Step("stamped.deep1", "stamped", 40, deep(1)),
         Step("stamped.run", "stamped", 10, kept, ("stamped.deep1",)),
         Step("timer", "timer", 20, own_timer, ("plain.1",)),
         Step("adaptive", "adaptive", 45, partial(sweep_steps, prompts=CHATS, candidates=STEPS)),
-        Step("sync.1", "sync", 20, spec("sync", SINGLE, "sync.1"), ("plain.1",)),
-        Step("plan.1", "plan", 20, spec("plan", SINGLE, "plan.1"), ("plain.1",)),
-        Step("steps2.1", "steps2", 20, spec("steps2", SINGLE, "steps2.1"), ("plain.1",)),
-        Step("steps5.1", "steps5", 20, spec("steps5", SINGLE, "steps5.1"), ("plain.1",)),
+        Step("sync.1", "sync", 20, spec(SINGLE, "sync.1"), ("plain.1",)),
+        Step("plan.1", "plan", 20, spec(SINGLE, "plan.1"), ("plain.1",)),
+        Step("steps2.1", "steps2", 20, spec(SINGLE, "steps2.1"), ("plain.1",)),
+        Step("steps5.1", "steps5", 20, spec(SINGLE, "steps5.1"), ("plain.1",)),
+        Step("fa3-plain.1", "fa3-plain", 15, plain(SINGLE, "fa3-plain.1")),
+        Step("fa3-plain.deep1", "fa3-plain", 40, deep(1, windows.PLAIN)),
+        Step("fa3-plain.run", "fa3-plain", 10, kept, ("fa3-plain.deep1",)),
+        Step("fa3.1", "fa3", 20, spec(SINGLE, "fa3.1", "fa3-plain"), ("fa3-plain.1",)),
+        Step("fa3.deep1", "fa3", 40, deep(1)),
+        Step("fa3.run", "fa3", 10, kept, ("fa3.deep1",)),
     ]
 
 
@@ -182,6 +207,18 @@ def compare(out: Path) -> dict[str, Any]:
     return {"same_ids": {name: windows.same_ids(first, read(out, name)) for name in stages}, "speeds": speeds}
 
 
+def chosen(found: Sequence[Step], servers: Sequence[str], names: Sequence[str], absent: Sequence[str]) -> list[Step]:
+    """The steps of these servers or of these names, all where neither is given; never those of absent servers.
+
+    Raises SystemExit for a name that no step or server has.
+    """
+    unknown = (set(servers) - {step.server for step in found}) | (set(names) - {step.name for step in found})
+    if unknown:
+        raise SystemExit(f"no such server or measurement: {', '.join(sorted(unknown))}")
+    wanted = [step for step in found if not (servers or names) or step.server in servers or step.name in names]
+    return [step for step in wanted if step.server not in absent]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("site", type=Path)
@@ -190,6 +227,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of this call")
     parser.add_argument("--only", nargs="+", default=[], metavar="SERVER", help="these servers alone")
+    parser.add_argument("--steps", nargs="+", default=[], metavar="NAME", help="these measurements alone")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -198,12 +236,13 @@ def main() -> None:
     if args.rehearse:
         place, servers = miniature(place, servers, STEPS)
     limit = args.budget - CLOSING_S - 5
+    out = args.work / "results" / "smollm2"  # whichever servers a call is for, one folder
+    out.mkdir(parents=True, exist_ok=True)
+    absent = fa3.left_out(args.site, out, [server.name for server in servers], args.rehearse)
+    wanted = chosen(steps(), args.only, args.steps, absent)
 
     def smollm2(results: Path) -> None:
-        out = args.work / "results" / "smollm2"  # whichever servers a call is for, one folder
-        out.mkdir(parents=True, exist_ok=True)
         try:
-            wanted = [step for step in steps() if not args.only or step.server in args.only]
             run_steps(place, servers, wanted, out, limit - 15)
         finally:
             together = compare(out)
@@ -212,7 +251,7 @@ def main() -> None:
             for name, speed in together["speeds"].items():
                 print(f"{name}: {speed['tok_s_median']} tok/s, cycle {speed['cycle_ms']['point']:.3f} ms", flush=True)
 
-    name = "-".join(["smollm2", *args.only])
+    name = "-".join(["smollm2", *args.only, *args.steps])
     code = run_parts((Part(name, smollm2, limit),), args.work, args.budget, packer(args.out))
     show_logs(args.work)
     sys.exit(code)

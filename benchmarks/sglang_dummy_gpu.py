@@ -6,10 +6,11 @@
 
 Weights are dummies (gpu_models.py), acceptance is simulated: ``ACCEPT`` tokens a cycle, the real draft tokens as text,
 since one constant token would touch the same experts again and again. At tp 1: plain, 1, 3 and 5 steps, and one start
-whose steps 0 to 5 are switched while it runs; a mixture also says which experts its tokens reach. At tp 2 and more:
-plain, and 3 steps with custom all-reduce, without it, and without peer access (NCCL_P2P_DISABLE=1, standing in for a
-machine of PCIe cards). Custom all-reduce is SGLang's first version: the second one maps symmetric memory, which is left
-alone on lent hosts. Servers that fit into the memory together start side by side.
+whose steps 0 to 5 are switched while it runs; a mixture also says which experts its tokens reach, and a dense model has
+``fa3-plain`` and ``fa3`` (3 steps): FlashAttention 3 in place of Triton's attention, where SITE holds it. At tp 2 and
+more: plain, and 3 steps with custom all-reduce, without it, and without peer access (NCCL_P2P_DISABLE=1, standing in
+for a machine of PCIe cards). Custom all-reduce is SGLang's first version: the second one maps symmetric memory, which
+is left alone on lent hosts. Servers that fit into the memory together start side by side.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_fa3 as fa3
 import gpu_windows as windows
 import httpx
 import numpy as np
@@ -102,29 +104,34 @@ class Plan:
         ]  # fmt: skip
         for k in (3, 1, 5):
             found.append(self._wanted(f"steps{k}", self.command(*eagle(self.head, k)), {}))
+        if not self.shape.experts:
+            found.append(self._wanted("fa3-plain", self.command(*fa3.FLAGS), {}))
+            found.append(self._wanted("fa3", self.command(*eagle(self.head, 3), *fa3.FLAGS), {}, "fa3-plain"))
         if self.shape.experts:
             flags = ("--enable-return-routed-experts", "--disable-radix-cache")
             start = Start("experts", self.command(*flags), linked=False)
             found.append(Wanted(start, self.each_gb, (Step("experts", "experts", 20, self._experts, ("steps3.1",)),)))
         return found
 
-    def _wanted(self, name: str, command: tuple[str, ...], env: dict[str, str]) -> Wanted:
-        spec = name != "plain"
+    def _wanted(self, name: str, command: tuple[str, ...], env: dict[str, str], against: str = "plain") -> Wanted:
+        spec = not name.endswith("plain")
         env = {**env, **(FIRST_VERSION if self.tp > 1 else {}), **(SIMULATED if spec else {})}
         setting = windows.SPEC if spec else windows.PLAIN
         deep = partial(windows.deep, prompts=self.prompts, cycles=DEEP, at_once=1, setting=setting)
-        after, after8 = (("plain.1",), ("plain.8",)) if spec else ((), ())
+        after, after8 = ((f"{against}.1",), (f"{against}.8",)) if spec else ((), ())
         steps = (
-            Step(f"{name}.1", name, 25, self._phases(f"{name}.1", SINGLE, spec), after),
+            Step(f"{name}.1", name, 25, self._phases(f"{name}.1", SINGLE, against if spec else ""), after),
             Step(f"{name}.deep1", name, 45, lambda server, to: deep(server)),
-            Step(f"{name}.8", name, 20, self._phases(f"{name}.8", EIGHT, spec), after8),
+            Step(f"{name}.8", name, 20, self._phases(f"{name}.8", EIGHT, against if spec else ""), after8),
             Step(f"{name}.run", name, 15, self._kept, (f"{name}.deep1",)),
         )
         return Wanted(Start(name, command, env), self.each_gb, steps)
 
-    def _phases(self, name: str, load: Load, spec: bool) -> Callable[[Server, Path], dict[str, Any]]:
+    def _phases(self, name: str, load: Load, against: str) -> Callable[[Server, Path], dict[str, Any]]:
+        """``against``: the server whose plain step is the baseline; none for a plain server itself."""
+
         def run(server: Server, to: Path) -> dict[str, Any]:
-            baseline = windows.baseline_of(read(to, f"plain.{load.at_once}")) if spec else None
+            baseline = windows.baseline_of(read(to, f"{against}.{load.at_once}")) if against else None
             found = windows.phases(server, self.prompts, load, to, name, baseline)
             answers = windows.tokens(server, self.prompts[:4])
             return {**found, "ids_of": answers["ids_of"], "distinct_ids": answers["distinct_ids"]}
@@ -135,8 +142,9 @@ class Plan:
         return lambda server, to: deep_at(server, self.prompts, k, DEEP)
 
     def _kept(self, server: Server, to: Path) -> dict[str, Any]:
-        plain = server.start.name == "plain"
-        return windows.save_run(server, to, None if plain else windows.baseline_of(read(to, "plain.1")))
+        name = server.start.name
+        against = "fa3-plain.1" if name == "fa3" else "plain.1"
+        return windows.save_run(server, to, None if name.endswith("plain") else windows.baseline_of(read(to, against)))
 
     def _experts(self, server: Server, to: Path) -> dict[str, Any]:
         return distinct_experts(server, self.prompts, (read(to, "steps3.1") or {})["ids_of"], self.shape)
@@ -215,8 +223,10 @@ def parts_of(
     """A part for each set of servers that fit together; all write to one folder, results/SHAPE-tpN."""
     folder = work / "results" / f"{plan.shape.name}-tp{plan.tp}"
     wanted = [one for one in plan.wanted() if not only or one.start.name in only]
+    absent = fa3.left_out(site, folder, [one.start.name for one in wanted], rehearse)
+    wanted = [one for one in wanted if one.start.name not in absent]
     found = []
-    for chunk in chunks(wanted, CARD_GB - RESERVE_GB):
+    for chunk in chunks(wanted, CARD_GB - RESERVE_GB) if wanted else ():
         name = f"{plan.shape.name}-tp{plan.tp}.{'-'.join(one.start.name for one in chunk)}"
         seconds = min(limit, START_S + sum(step.seconds for one in chunk for step in one.steps))
 
