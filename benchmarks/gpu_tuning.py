@@ -19,7 +19,7 @@ from typing import Any
 import gpu_windows as windows
 from gpu_client import Answer, Load, Prompt, drive
 from gpu_fleet import Server
-from gpu_switching import KNOB, check, meet
+from gpu_switching import check, meet, switch
 
 import specmeter
 from specmeter import control
@@ -43,7 +43,10 @@ THRESHOLD = 0.01
 
 @dataclass
 class SwitchedRunner:
-    """tune's runner on a server whose steps are switched; each prompt runs all candidates in a drawn order."""
+    """tune's runner on a server whose steps are switched: a block has all prompts of each candidate, in a drawn order.
+
+    (The command's own runner switches at every prompt; here a short request goes over each change, so fewer are made.)
+    """
 
     server: Server
     prompts: Sequence[Prompt]
@@ -86,17 +89,17 @@ class SwitchedRunner:
         ]  # fmt: skip
 
     def _block(self, alive: Sequence[Candidate], block: int) -> dict[str, list[Answer]]:
-        rng, link = random.Random(f"{self.seed}-{block}"), windows.link_of(self.server)
-        found: dict[str, list[Answer]] = {c.key: [] for c in alive}
-        for prompt in rng.sample(list(self.prompts), len(self.prompts)):
-            for c in rng.sample(list(alive), len(alive)):
-                control.turn(link, {KNOB: c.setting.steps})
-                load = Load(1, self.tokens, 1, 1)
-                answers = drive(self.server.url, [prompt], load, f"{c.label}-{block}", c.label).answers
-                check(link, c.setting.steps)
-                if error := answers[0].request.error:
-                    raise RuntimeError(f"{c.label}: {error}")
-                found[c.key] += answers
+        rng = random.Random(f"{self.seed}-{block}")
+        found = {}
+        for c in rng.sample(list(alive), len(alive)):
+            switch(self.server, self.prompts, c.setting.steps)
+            load = Load(1, self.tokens, 1, len(self.prompts))
+            answers = drive(self.server.url, self.prompts, load, f"{c.label}-{block}", c.label).answers
+            check(windows.link_of(self.server), c.setting.steps)
+            errors = [answer.request.error for answer in answers if answer.request.error]
+            if errors:
+                raise RuntimeError(f"{c.label}: {errors[0]}")
+            found[c.key] = answers
         return found
 
 

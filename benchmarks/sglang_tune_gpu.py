@@ -78,14 +78,24 @@ class Subject:
         return self.env if steps else {}
 
 
-def smollm2(model: Path, work: Path) -> Subject:
+def smollm2(model: Path, work: Path, starts: int = 3) -> Subject:
     """All nine starts of the proof fit beside each other. 65,536 tokens of cache were 1.4 GiB a server."""
     plain = sglang(model, "--mem-fraction-static", "0.7", "--max-total-tokens", "32768")
     loads = {"1": Load(1, 192, 1, 6), "8": Load(2, 128, 8, 8)}
-    return Subject("smollm2", plain, copy_head(HEAD, work / "head"), CHATS, {}, ((1, 2, 3),), loads, 5, (6, 160, 5))
+    return Subject(
+        "smollm2",
+        plain,
+        copy_head(HEAD, work / "head"),
+        CHATS,
+        {},
+        (tuple(range(1, starts + 1)),),
+        loads,
+        5,
+        (6, 160, 5),
+    )
 
 
-def dense8b(work: Path) -> Subject:
+def dense8b(work: Path, starts: int = 3) -> Subject:
     """Seven servers of 17 to 19 GiB fit into the card; 8,192 tokens of cache are 1 GiB each."""
     target, head = write_models(work / "models", SHAPES["8b"])
     plain = sglang(
@@ -93,7 +103,8 @@ def dense8b(work: Path) -> Subject:
         "--max-total-tokens", "8192",
     )  # fmt: skip
     prompts, loads = id_prompts(SHAPES["8b"].vocab), {"1": Load(1, 160, 1, 6)}
-    return Subject("8b", plain, head, prompts, SIMULATED, ((1, 2), (3,)), loads, 5, (4, 160, 5))
+    rounds = tuple(tuple(range(n, min(n + 2, starts + 1))) for n in range(1, starts + 1, 2))
+    return Subject("8b", plain, head, prompts, SIMULATED, rounds, loads, 5, (4, 160, 5))
 
 
 class Tuning:
@@ -325,6 +336,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=560.0, help="seconds of this call")
     parser.add_argument("--shape", choices=("smollm2", "8b"), default="smollm2")
+    parser.add_argument("--starts", type=int, default=3, help="of each side in the proof (default: 3)")
     parser.add_argument("--command", action="store_true", help="run specmeter tune itself")
     parser.add_argument("--confirm", type=int, default=0, help="proving starts a side, with --command (default: 0)")
     parser.add_argument("--rehearse", action="store_true")
@@ -332,7 +344,8 @@ def main() -> None:
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    subject = smollm2(args.model, args.work) if args.shape == "smollm2" else dense8b(args.work)
+    small = args.shape == "smollm2"
+    subject = smollm2(args.model, args.work, args.starts) if small else dense8b(args.work, args.starts)
     if args.command:
         args.out.mkdir(parents=True, exist_ok=True)
         code = command(subject, args.work / "command", args.site, args.budget - CLOSING_S, args.confirm)
