@@ -183,7 +183,7 @@ class Fleet:
         if start.linked:
             link = prepare_link(
                 command, engine=self.place.engine, recipe=self.place.recipe, base=self._links,
-                capacity=RING, device_events=True, env=env, knobs=start.knobs, armed=start.armed,
+                capacity=RING, device_events=not start.knob_alone, env=env, knobs=start.knobs, armed=start.armed,
                 only=self._knob_points(start.knobs) if start.knob_alone else None,
             )  # fmt: skip
             file = link.path / "link.json"
