@@ -44,16 +44,20 @@ def unparse(node: ast.AST) -> str:
 
 
 def functions(tree: ast.Module) -> Dict[str, List[FunctionNode]]:
-    """All functions by qualified name (``Class.method``, ``outer.<locals>.inner``); a name may have several."""
+    """All functions by qualified name (``Class.method``, ``outer.<locals>.inner``); a name may have several.
+
+    Left out is what never runs under its name: definitions for type checkers alone, and those that a later one of the
+    same block replaces.
+    """
     found: Dict[str, List[FunctionNode]] = {}
     pending: List[Tuple[ast.AST, str]] = [(tree, "")]
     while pending:
         parent, prefix = pending.pop()
-        for node in statements(parent):
+        for node in _lasting(parent):
             if isinstance(node, _FUNCTIONS):
                 found.setdefault(prefix + node.name, []).append(node)
                 pending.append((node, f"{prefix}{node.name}.<locals>."))
-            elif isinstance(node, ast.ClassDef):
+            else:
                 pending.append((node, f"{prefix}{node.name}."))
     for nodes in found.values():
         nodes.sort(key=lambda node: node.lineno)
@@ -62,18 +66,47 @@ def functions(tree: ast.Module) -> Dict[str, List[FunctionNode]]:
 
 def statements(parent: ast.AST) -> Iterator[ast.stmt]:
     """Statements of the parent's own scope, those in ``if``, ``try``, ``with``, ``match`` and loops too."""
+    for block in _blocks(parent):
+        for node in block:
+            if isinstance(node, ast.stmt):
+                yield node
+
+
+def _lasting(parent: ast.AST) -> Iterator[Union[FunctionNode, ast.ClassDef]]:
+    """The definitions of the parent's own scope that a name leads to once its block has run."""
+    for block in _blocks(parent, for_checkers=False):
+        later: Dict[str, ast.AST] = {}
+        for node in reversed(block):
+            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+                continue
+            after = later.get(node.name)
+            if after is None or _builds_on(after, node.name):
+                yield node
+            later[node.name] = node
+
+
+def _builds_on(definition: ast.AST, name: str) -> bool:
+    """Whether the definition's decorators speak of what had its name before, as ``@size.setter`` does."""
+    decorators = definition.decorator_list  # type: ignore[attr-defined]
+    return any(isinstance(node, ast.Name) and node.id == name for item in decorators for node in ast.walk(item))
+
+
+def _blocks(parent: ast.AST, for_checkers: bool = True) -> Iterator[List[ast.AST]]:
+    """The lists of statements (handlers, cases) of the parent's own scope; without ``if TYPE_CHECKING:`` at will."""
     pending: List[ast.AST] = [parent]
     while pending:
         item = pending.pop()
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(item, field, None)
-            if not isinstance(inner, list):
+            if not isinstance(inner, list) or (field == "body" and not for_checkers and _is_for_checkers(item)):
                 continue
-            for node in inner:
-                if isinstance(node, ast.stmt):
-                    yield node
-                if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                    pending.append(node)
+            yield inner
+            pending.extend(node for node in inner if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)))
+
+
+def _is_for_checkers(node: ast.AST) -> bool:
+    test = node.test if isinstance(node, ast.If) else None
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
 def calls(function: ast.AST) -> List[Call]:

@@ -135,3 +135,43 @@ def test_text_that_only_looks_like_a_call_is_none(tmp_path: Path) -> None:
     )
     outcome = Resolver([str(tmp_path)]).resolve({"module": "engine", "function": "run", "call": "step"}, "call")
     assert isinstance(outcome, Refusal)
+
+
+DEAD = """
+from typing import TYPE_CHECKING, overload
+
+class Worker:
+    if TYPE_CHECKING:
+        def run(self): self.step()
+    def run(self): return self.other(1)
+
+    def verify(self): return self.step()
+    def verify(self): return self.other(2)
+
+    @overload
+    def size(self, kind: int): ...
+    @overload
+    def size(self, kind: str): ...
+    def size(self, kind): return self.other(3)
+
+    @property
+    def k(self): return self.step()
+    @k.setter
+    def k(self, value): self.other(value)
+
+class Twice:
+    def run(self): return self.step()
+class Twice:
+    def run(self): return self.other(4)
+"""
+
+
+def test_what_never_runs_under_its_name_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(DEAD)
+    resolver = Resolver([str(tmp_path)])
+    for function in ("Worker.run", "Worker.verify", "Worker.size", "Twice.run"):
+        assert isinstance(resolve(resolver, function=function, call="step"), Refusal)
+        assert len(texts(resolve(resolver, function=function, call="other"))) == 1
+        assert len(texts(resolve(resolver, function=function))) == 1
+    assert len(texts(resolve(resolver, function="Worker.k", call="step"))) == 1, "a setter replaces no getter"
+    assert len(texts(resolve(resolver, function="Worker.k", call="other"))) == 1
