@@ -5,7 +5,7 @@ the search of `specmeter tune` on the real server, `replay` on starts drawn from
 the choice against the grid's best, whether the interval on their ratio holds 1, and the search's share of the grid's
 server-seconds (its budget of starts is `--share` of the grid's; the proof's starts come after the choice and on top).
 
-    python benchmarks/tune_truth.py grid --out truth.json
+    python benchmarks/tune_truth.py grid --out truth.json                        # --shared: one start serves all sets
     python benchmarks/tune_truth.py live --grid truth.json --out live.json       # 5 seeds
     python benchmarks/tune_truth.py replay --grid truth.json --out replay.json   # 5 seeds
     ... -- vllm serve MODEL --speculative-config '{...}'                         # another engine
@@ -22,12 +22,16 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specmeter.analysis.compare import DROPPED_BLOCKS
 from specmeter.analysis.stats import ratio_interval
+from specmeter.bench.client import Outcome
+from specmeter.bench.load import as_request
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt, load_prompts
 from specmeter.bench.schedule import Sending
@@ -76,7 +80,9 @@ def main() -> None:
     args = _arguments()
     spec = _spec(args.command_words)
     document: dict[str, Any]
-    if args.stage == "grid":
+    if args.stage == "grid" and args.shared:
+        document = shared_grid(args, spec)
+    elif args.stage == "grid":
         document = {name: grid(args, spec, _prompts(args, name)) for name in args.sets.split(",")}
     else:
         truth = json.loads(args.grid.read_text())["sets"]
@@ -99,6 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--shared", action="store_true", help="grid: one start serves every set")
     parser.add_argument("command_words", nargs="*", metavar="-- CMD")
     return parser.parse_args()
 
@@ -129,9 +136,65 @@ def grid(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...]
         for _ in range(args.starts):
             for candidate in rng.sample(candidates, len(candidates)):
                 found += runner.run([candidate], 1, len(found), args.blocks, lambda logs: set())
+    _told(found)
+    return {"starts": [o.as_json() for o in found]}
+
+
+class SharedRunner(LiveRunner):
+    """Keeps what each request took and yielded, by prompt set, so that one start is an observation of every set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seen: list[Outcome] = []
+
+    def _block(self, *args: Any, **more: Any) -> list[tuple[str, Outcome]]:
+        found = super()._block(*args, **more)
+        self.seen += [outcome for _, outcome in found]
+        return found
+
+
+def shared_grid(args: argparse.Namespace, spec: ServerSpec) -> dict[str, Any]:
+    """As ``grid``, the prompts of all sets in each start.
+
+    A set's observation has the blocks' mean log rates over its own prompts, and the seconds that a start with these
+    prompts alone would have taken: the start's without the other sets' requests.
+    """
+    sets = {name: _prompts(args, name) for name in args.sets.split(",")}
+    owner = {prompt.prompt_id: name for name, prompts in sets.items() for prompt in prompts}
+    found: dict[str, list[Observation]] = {name: [] for name in sets}
+    candidates, rng, number = [Candidate(Setting.of(k)) for k in range(args.steps + 1)], random.Random(0), 0
+    every = tuple(prompt for prompts in sets.values() for prompt in prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter.create(Path(folder) / "run", ["tune_truth"])
+        how = Sending(args.max_tokens, seed=0), Probing(probes=False), writer, Progress()
+        runner = SharedRunner(spec, every, *how)
+        for candidate in [c for _ in range(args.starts) for c in rng.sample(candidates, len(candidates))]:
+            runner.seen = []
+            [whole] = runner.run([candidate], 1, number, args.blocks, lambda logs: set())
+            for name, kept in found.items():
+                own = [o for o in runner.seen if owner[o.call.prompt.prompt_id] == name]
+                others_s = sum(o.end_ns - o.send_ns for o in runner.seen if o not in own) / 1e9
+                kept.append(replace(whole, logs=_logs(own, args.blocks), seconds=whole.seconds - others_s))
+            number += 1
+    for name, kept in found.items():
+        print(name)
+        _told(kept)
+    return {name: {"starts": [o.as_json() for o in kept]} for name, kept in found.items()}
+
+
+def _logs(outcomes: Sequence[Outcome], blocks: int) -> tuple[float, ...]:
+    """Mean log decode rate of each kept block."""
+    found = []
+    for block in range(DROPPED_BLOCKS, blocks):
+        rates = [as_request(o).decode_rate for o in outcomes if o.call.block == block]
+        known = [math.log(rate) for rate in rates if rate]
+        found += [sum(known) / len(known)] if known else []
+    return tuple(found)
+
+
+def _told(found: Sequence[Observation]) -> None:
     for label, rates in _rates(found).items():
         print(f"{label:10} {np.mean(rates):8.2f} tok/s  starts {', '.join(f'{rate:.1f}' for rate in rates)}")
-    return {"starts": [o.as_json() for o in found]}
 
 
 def _rates(observations: Sequence[Observation]) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import layout
 
@@ -19,18 +19,11 @@ class NotAPlainValue(Exception):
 GET_ERRORS = (NotAPlainValue, AttributeError, LookupError, TypeError)
 
 
-class Getter(NamedTuple):
-    """One value of a point: its record's third word without cycle and lane, and where it is read.
-
-    ``handed``: the index of the name handed to the probe, -1 for the call's result; ``optional``: a call that gave None
-    gave no value; ``counts``: it is the engine's own number of its cycle. ``get`` None: it is what was handed over.
-    """
-
-    word: int
-    handed: int
-    get: Optional[Step]
-    optional: bool
-    counts: bool
+# One value of a point: its record's third word without cycle and lane, and where it is read (``handed``: the index of
+# the name handed to the probe, -1 for the call's result; ``get`` None: it is what was handed over); ``optional``: a call
+# that gave None gave no value; ``counts``: it is the engine's own number of its cycle. A plain tuple: CPython unpacks
+# one in a single step, a named one by an iterator, and a value is read with cold caches.
+Getter = Tuple[int, int, Optional[Step], bool, bool]
 
 
 def getters_of(point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids: Dict[str, int]) -> List[Getter]:
@@ -42,7 +35,7 @@ def getters_of(point: Dict[str, Any], roots: Sequence[Sequence[Any]], value_ids:
         _root, index, *attributes = known[root]
         word = layout.KIND_VALUE << layout.KIND_SHIFT | value_ids[f"{point['name']}.{name}"] << layout.POINT_SHIFT
         get = _chained([attrgetter(".".join(attributes))] * bool(attributes) + steps)
-        getters.append(Getter(word, index, get, not attributes, name == "iteration" and point.get("role") == "cycle"))
+        getters.append((word, index, get, not attributes, name == "iteration" and point.get("role") == "cycle"))
     return getters
 
 
@@ -85,7 +78,7 @@ def compile_path(path: str) -> Tuple[str, List[Step]]:
     for word in filters:
         if word not in ("len", "sum"):
             raise ValueError(f"unknown filter {word!r} in {path!r}")
-        steps.append(_length if word == "len" else _total)
+        steps.append(len if word == "len" else _total)
     return root, steps
 
 
@@ -134,10 +127,6 @@ def _item(index: Any) -> Step:
         return value[index]
 
     return get
-
-
-def _length(value: Any) -> Any:
-    return len(value)
 
 
 def _total(value: Any) -> Any:
