@@ -73,6 +73,40 @@ def test_a_trial_that_hangs_is_killed_and_told(tmp_path: Path) -> None:
     assert "it hung: not done after 0.3 s" in done.stderr and "feasible" in done.stderr
 
 
+def test_a_model_name_that_is_not_served_is_no_candidates_fault(tmp_path: Path) -> None:
+    words = ["tune", *SMALL, "--model-name", "nobody", "--out", "run"]
+    assert "does not serve a model named nobody" in _run(*words, cwd=tmp_path, code=2).stderr
+    assert _trials(tmp_path / "run" / "journal.sqlite") == 0
+
+
+def test_a_proving_start_that_fails_keeps_the_report(tmp_path: Path) -> None:
+    """The third start of this server fails: the search's one and the proof's first are there."""
+    server = tmp_path / "server.sh"
+    server.write_text(
+        f'#!/bin/sh\ncase "$*" in *--help*) ;; *) echo >> {tmp_path}/starts\n'
+        f'[ $(wc -l < {tmp_path}/starts) -lt 3 ] || {{ echo "no more memory"; exit 1; }};; esac\n'
+        f'exec {sys.executable} -m specmeter serve "$@"\n'
+    )
+    server.chmod(0o700)
+    (tmp_path / "space.toml").write_text("[space]\nsteps = [1]\n")
+    words = ["tune", "--space", "space.toml", "--confirm", "1", "--requests", "1", "--blocks", "2", "--max-tokens", "8"]
+    command = [str(server), "--threads", "1", "--speculative-num-steps", "1"]
+    said = ["--confirm-blocks", "2", "--engine", "embedded", "--json", "--out", "run", "--", *command]
+    answer = json.loads(_run(*words, *said, cwd=tmp_path).stdout)
+    (level,) = answer["result"]["levels"]
+    assert level["search"]["tried"] and level["winner"]["label"] in ("k=1", "baseline")
+    assert (
+        level["missing"].startswith("the proof ended at start 2 of 2") and "not proven" in level["verdict"]["sentence"]
+    )
+    assert answer["warnings"] == [f"1 requests at once: {level['missing']}"]
+    assert (
+        level["missing"][:40] in _run("report", "run", cwd=tmp_path).stdout and (tmp_path / "run/tuned.toml").is_file()
+    )
+    with sqlite3.connect(tmp_path / "run" / "journal.sqlite") as database:
+        kinds = {kind for (kind,) in database.execute("SELECT kind FROM events")}
+    assert kinds == {"trial"}  # a later session proves it
+
+
 def test_interrupted_twice_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text('[space]\nsteps = [1]\n[space.env]\nUNUSED_KNOB = ["default", "1"]\n')
     words = ["tune", "--space", "space.toml", "--confirm", "0", *SMALL]
@@ -106,6 +140,7 @@ def test_interrupted_twice_leaves_nothing_running_and_goes_on(tmp_path: Path) ->
         (["--concurrency", "0"], "from 1 on"),
         (["--minutes", "-1"], "above 0"),
         (["--blocks", "1"], "at least 2"),
+        (["--draft", "none"], "no draft head"),
         (["--prompts", "broken.jsonl"], "line 2"),
     ],
 )

@@ -22,6 +22,7 @@ class KnownRunner:
         block_sd: float = 0.0,
     ) -> None:
         self.speed, self.together = speed, together
+        self.left_s = math.inf
         self.starts: list[list[Candidate]] = []
         self.start_sd, self.block_sd = start_sd, block_sd
         self._rng = random.Random(seed)

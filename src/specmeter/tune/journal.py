@@ -27,6 +27,9 @@ CREATE TRIGGER IF NOT EXISTS facts_stay BEFORE DELETE ON facts BEGIN SELECT RAIS
 """
 
 
+_NAMES = {"facts", "events", "events_keep", "events_stay", "facts_keep", "facts_stay"}
+
+
 class Journal:
     """An open journal; holds a lock for as long as it is open. Use it in a ``with`` block."""
 
@@ -37,6 +40,7 @@ class Journal:
         of specmeter, or is no journal.
         """
         self.path = path
+        self._refuse_foreign()  # before anything is written, its lock's file beside it included
         self._lock = self._locked()
         try:
             self._db = self._opened()
@@ -44,6 +48,31 @@ class Journal:
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _refuse_foreign(self) -> None:
+        """Look at a file that is there, read-only: one that is none of ours must stay as it is."""
+        try:
+            if self.path.stat().st_size == 0:
+                return
+        except OSError:
+            return  # new, or what opening it says
+        try:
+            # immutable: no file beside it is made or waited for.
+            uri = f"{self.path.resolve().as_uri()}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+                names = {str(name) for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.OperationalError:
+            return
+        except sqlite3.DatabaseError as error:
+            if self.path.with_name(self.path.name + "-journal").exists():
+                return  # SQLite takes back what a crash left half-written once it opens it
+            raise self._not_ours(f"{error}.") from None
+        if not names >= _NAMES:
+            raise self._not_ours("It is a database of something else.")
+
+    def _not_ours(self, why: str) -> SpecmeterError:
+        step = "Name another file; this one was left as it is."
+        return SpecmeterError(f"Not a journal of specmeter: {self.path}", why, step, Exit.REFUSED)
 
     def _locked(self) -> int:
         try:
@@ -78,9 +107,7 @@ class Journal:
             raise self._unwritten(str(error)) from None
         except sqlite3.DatabaseError as error:
             database.close()
-            raise SpecmeterError(
-                f"Not a journal of specmeter: {self.path}", str(error), "Name another file.", Exit.REFUSED
-            ) from None
+            raise self._not_ours(f"{error}.") from None
         return database
 
     def _unwritten(self, reason: str) -> SpecmeterError:
@@ -127,8 +154,16 @@ class Journal:
 
     def events(self, kind: str) -> Iterator[dict[str, Any]]:
         """The events of one kind in the order they were added."""
-        for (data,) in self._db.execute("SELECT data FROM events WHERE kind = ? ORDER BY id", (kind,)):
-            yield json.loads(data)
+        try:
+            for (data,) in self._db.execute("SELECT data FROM events WHERE kind = ? ORDER BY id", (kind,)):
+                yield json.loads(data)
+        except (sqlite3.Error, ValueError) as error:
+            raise SpecmeterError(
+                f"The journal cannot be read: {self.path}",
+                f"{error}.",
+                "It is damaged: begin a new one without --journal.",
+                Exit.ENVIRONMENT,
+            ) from None
 
     def close(self) -> None:
         """Close it and let the lock go; may be called twice."""

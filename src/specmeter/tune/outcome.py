@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from specmeter.engines import Setting
 from specmeter.engines.flags import Command
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.whole import NotSaved
-from specmeter.tune.flags import EngineFlags, program_of
+from specmeter.tune.flags import BY_BATCH, NO_DRAFTS, EngineFlags, program_of
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 # vLLM's short flags (engine/arg_utils.py, cli_args.py); SGLang's have long names only.
@@ -29,23 +30,23 @@ BATCH_FIELD = "num_speculative_tokens_per_batch_size"
 LARGEST_BATCH = 65536
 
 
-def write_outcome(
-    folder: Path, arm: CompareArm, engine: str, steps: Mapping[int, Setting], flags: EngineFlags
-) -> list[str]:
+def write_outcome(folder: Path, arms: Mapping[int, CompareArm], engine: str, flags: EngineFlags) -> list[str]:
     """Write the files (0600) into ``folder``; returns their names.
 
-    ``steps`` is the best setting by concurrency level; more than one level gives the engine's table of steps by batch
-    size where this version has one. Secrets are masked, as in everything that is stored. Raises NotSaved.
+    ``arms`` is what is to be run by concurrency level. One level gives ``tuned.toml``, ``tuned.sh`` and
+    ``engine-config.yaml``; several give each its own, ``tuned-8.toml`` and so on. Secrets are masked, as in everything
+    that is stored. Raises NotSaved.
     """
-    command, env = tuple(mask_command(arm.spec.command)), mask_env(arm.spec.env)
-    files = {
-        "tuned.toml": server_table(engine, command, env),
-        "tuned.sh": f"#!/bin/sh\n{command_line(command, env)}\n",
-    }
-    if engine in ("sglang", "vllm"):
-        files["engine-config.yaml"] = engine_config(command)
-    table = steps_table(engine, steps, flags)
-    if table is not None:
+    files: dict[str, str] = {}
+    for level, arm in arms.items():
+        at = f"-{level}" if len(arms) > 1 else ""
+        command, env = tuple(mask_command(arm.spec.command)), mask_env(arm.spec.env)
+        files[f"tuned{at}.toml"] = server_table(engine, command, env, f"tuned{at}")
+        files[f"tuned{at}.sh"] = f"#!/bin/sh\n{command_line(command, env)}\n"
+        if engine in ("sglang", "vllm"):
+            files[f"engine-config{at}.yaml"] = engine_config(command)
+    table = steps_table(engine, {level: arm.setting for level, arm in arms.items()}, flags)
+    if not isinstance(table, NoTable):
         files[table[0]] = table[1]
     try:
         for name, text in files.items():
@@ -62,11 +63,11 @@ def command_line(command: Sequence[str], env: Mapping[str, str]) -> str:
     return " ".join([*variables, shlex.join(command)])
 
 
-def server_table(engine: str, command: Sequence[str], env: Mapping[str, str]) -> str:
-    """A ``[server.tuned]`` for ``--server FILE``. JSON strings are TOML basic strings."""
+def server_table(engine: str, command: Sequence[str], env: Mapping[str, str], name: str = "tuned") -> str:
+    """A ``[server.NAME]`` for ``--server FILE``. JSON strings are TOML basic strings."""
     words = ", ".join(json.dumps(word) for word in command)
     pairs = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in sorted(env.items()))
-    return f'[server.tuned]\nengine = "{engine}"\ncommand = [{words}]\nenv = {{ {pairs} }}\n'
+    return f'[server.{name}]\nengine = "{engine}"\ncommand = [{words}]\nenv = {{ {pairs} }}\n'
 
 
 def engine_config(command: Command) -> str:
@@ -116,23 +117,52 @@ def _number(value: Any) -> Any:
     return value
 
 
-def steps_table(engine: str, best: Mapping[int, Setting], flags: EngineFlags) -> tuple[str, str] | None:
-    """Name and text of the engine's own table of draft steps by batch size; None for one level or without such a table.
+@dataclass(frozen=True)
+class NoTable:
+    """Why there is no table of steps by batch size; empty where none was to be expected."""
+
+    reason: str = ""
+
+
+def steps_table(engine: str, best: Mapping[int, Setting | None], flags: EngineFlags) -> tuple[str, str] | NoTable:
+    """Name and text of the engine's own table of draft steps by batch size, or why there is none.
 
     SGLang: the JSON of ``--speculative-adaptive-config``, a batch size to its candidate steps. vLLM: what to put into
-    ``--speculative-config``, the table with inclusive ranges and the most steps of them. Chains only, and nothing where
-    no level speculates.
+    ``--speculative-config``, the table with inclusive ranges and the most steps of them. Chains only, for more than one
+    level, and not where no level speculates.
     """
-    most = max((setting.steps for setting in best.values()), default=0)
-    if len(best) < 2 or most == 0 or any(setting.topk > 1 for setting in best.values()):
-        return None
-    levels = sorted(best)
-    if engine == "sglang" and flags.has(ADAPTIVE_FLAG):
-        table = {str(level): {"candidate_steps": [best[level].steps]} for level in levels}
-        return "speculative-adaptive.json", json.dumps(table, indent=1) + "\n"
-    if engine == "vllm" and BATCH_FIELD in flags.fields:
-        lows, highs = [1, *levels[1:]], [level - 1 for level in levels[1:]] + [LARGEST_BATCH]
-        rows = [[low, high, best[level].steps] for low, high, level in zip(lows, highs, levels, strict=True)]
-        # vLLM takes no more drafts than num_speculative_tokens, whatever a row says (v1/spec_decode/dynamic/utils.py).
-        return "steps-by-batch.json", json.dumps({"num_speculative_tokens": most, BATCH_FIELD: rows}) + "\n"
-    return None
+    settings = [setting for setting in best.values() if setting is not None]
+    most = max((setting.steps for setting in settings), default=0)
+    if engine not in ("sglang", "vllm") or len(best) < 2:
+        return NoTable()
+    if len(settings) < len(best):
+        return NoTable("at a level the engine's own choice is best, whose number is not known")
+    if most == 0:
+        return NoTable("speculation is off at every level")
+    if any(setting.topk > 1 for setting in settings):
+        return NoTable("a tree is best at a level, and the engine's table has chains only")
+    steps = {level: setting.steps for level, setting in best.items() if setting is not None}
+    return _sglang_table(steps, flags) if engine == "sglang" else _vllm_table(steps, flags)
+
+
+def _sglang_table(steps: Mapping[int, int], flags: EngineFlags) -> tuple[str, str] | NoTable:
+    if not flags.has(ADAPTIVE_FLAG):
+        return NoTable(f"this version has no {ADAPTIVE_FLAG}")
+    if BY_BATCH not in flags.fields:
+        # 0.5.11 and 0.5.12 would read none of the batch sizes and run steps of their own.
+        return NoTable(f"{ADAPTIVE_FLAG} of this version has one list of steps for all batch sizes")
+    if NO_DRAFTS not in flags.fields and 0 in steps.values():
+        return NoTable(f"{ADAPTIVE_FLAG} of this version has no 0 steps, which are best at a level")
+    table = {str(level): {"candidate_steps": [steps[level]]} for level in sorted(steps)}
+    return "speculative-adaptive.json", json.dumps(table, indent=1) + "\n"
+
+
+def _vllm_table(steps: Mapping[int, int], flags: EngineFlags) -> tuple[str, str] | NoTable:
+    if BATCH_FIELD not in flags.fields:
+        return NoTable(f"--speculative-config of this version has no {BATCH_FIELD}")
+    levels = sorted(steps)
+    lows, highs = [1, *levels[1:]], [level - 1 for level in levels[1:]] + [LARGEST_BATCH]
+    rows = [[low, high, steps[level]] for low, high, level in zip(lows, highs, levels, strict=True)]
+    # vLLM takes no more drafts than num_speculative_tokens, whatever a row says (v1/spec_decode/dynamic/utils.py).
+    table = {"num_speculative_tokens": max(steps.values()), BATCH_FIELD: rows}
+    return "steps-by-batch.json", json.dumps(table) + "\n"

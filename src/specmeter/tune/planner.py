@@ -24,12 +24,13 @@ class Planner:
     """Proposes candidates, each once; hears what came of them."""
 
     def __init__(self, space: Space, start: Candidate, predict: Predict | None, seed: int) -> None:
+        need_optuna(space)
         self.space = space
         self.skipped: dict[str, str] = {}
         self.predicted = _predictions(space.settings, predict)
         self._seed = seed
         self._seen: set[str] = set()
-        self._queue = [start, Candidate(Setting.of(0), start.flags, start.env), *self._own(start)]
+        self._queue = [start, start.plain, *self._own(start)]
         self._study: Any = None
 
     def _own(self, start: Candidate) -> list[Candidate]:
@@ -47,8 +48,11 @@ class Planner:
         return [candidate for candidate in found if self.space.allows(candidate)][:LISTED]
 
     def settings_in_order(self) -> list[Setting]:
-        """The settings of the first start of an engine that serves several: the queue's, each once."""
-        return list(dict.fromkeys(candidate.setting for candidate in self._queue))
+        """The settings of the first start of an engine that serves several: the queue's, each once.
+
+        A command whose setting is not known has a start of its own.
+        """
+        return list(dict.fromkeys(candidate.setting for candidate in self._queue if not candidate.own))
 
     def queued(self) -> int:
         """How many candidates are planned already, apart from what Optuna may suggest."""
@@ -64,7 +68,7 @@ class Planner:
             candidate = self._queue.pop(0)
             if candidate.key not in self._seen:
                 return self._take(candidate)
-        return self._suggested() if self.space.dimensions or len(self.space.settings) > LISTED else None
+        return self._suggested() if suggests(self.space) else None
 
     def _take(self, candidate: Candidate) -> Candidate:
         self._seen.add(candidate.key)
@@ -80,7 +84,7 @@ class Planner:
 
     def tell(self, candidate: Candidate, value: float | None) -> None:
         """A candidate's mean log rate; None if it is infeasible."""
-        if not self.space.dimensions:
+        if not suggests(self.space):
             return
         optuna = _optuna()
         study, distributions = self._opened(), self._distributions()
@@ -123,6 +127,17 @@ class Planner:
         }
 
 
+def suggests(space: Space) -> bool:
+    """Whether the space has more than is listed one by one, so that Optuna suggests what to try."""
+    return bool(space.dimensions) or len(space.settings) > LISTED
+
+
+def need_optuna(space: Space) -> None:
+    """Raise SpecmeterError (exit 5) where the space needs Optuna and it is not there; before anything is started."""
+    if suggests(space):
+        _optuna()
+
+
 def _word(value: str | None) -> str:
     return "default" if value is None else f"={value}"
 
@@ -143,8 +158,8 @@ def _optuna() -> Any:
         return importlib.import_module("optuna")
     except ImportError as error:
         raise needs_extra(
-            "A space with flags or variables needs Optuna.",
+            f"A space with flags or variables, or of more than {LISTED} settings, needs Optuna.",
             str(error),
             "tune",
-            ", or narrow the space to speculative settings",
+            ", or narrow the space to few speculative settings",
         ) from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from specmeter.analysis.racing import contenders, losers, smoothed
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.tune.budget import Budget
 from specmeter.tune.journal import Journal
+from specmeter.tune.limits import BudgetSpent, Limited
 from specmeter.tune.planner import Planner
 from specmeter.tune.space import Candidate
 from specmeter.tune.trial import Logs, Observation, Runner
@@ -21,30 +22,7 @@ MOST_REPEATS = 3
 HOPELESS_STARTS = 3
 NOT_TOGETHER = "not together"
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """At most so many minutes in all and so many server starts for the search; None: no such limit.
-
-    ``confirm_starts`` starts are kept back for the proof, whose time is taken from the minutes.
-    """
-
-    minutes: float | None = None
-    trials: int | None = None
-    confirm_starts: int = 9
-
-    def __post_init__(self) -> None:
-        if self.minutes is not None and not 0 < self.minutes < 1e6:
-            raise SpecmeterError(f"--minutes is {self.minutes}; it must be above 0.")
-        if self.trials is not None and self.trials < 1:
-            raise SpecmeterError(f"--trials is {self.trials}; it must be 1 or more.")
-
-    def left(self, spent_s: float, levels: int) -> Budget:
-        """The budget of the next of ``levels`` concurrency levels to come: minutes are for all, starts for each."""
-        if self.minutes is None:
-            return self
-        return replace(self, minutes=max(self.minutes - spent_s / 60, 0.01) / levels)
+__all__ = ["Budget", "Search"]
 
 
 class Search:
@@ -68,6 +46,9 @@ class Search:
         self._replayed = len(self.observations)
         self._racing: Sequence[Candidate] = ()
         self._parted = 0
+        self._out = False
+        # Settings that travel with the request may be trees; what is switched for all requests is a chain.
+        self._chains_only = not getattr(runner, "per_request", True)
         if any(event["level"] == level for event in journal.events(NOT_TOGETHER)):
             self.runner.together = False
 
@@ -78,6 +59,14 @@ class Search:
         else:
             self._explore_alone()
         self._repeat()
+        self._fair()
+        if self._out and not self.observations:
+            raise SpecmeterError(
+                f"No trial was finished: {self.stopped_by}.",
+                "A trial is a whole start: loading, a warm-up and its passes over the prompts.",
+                "Give more --minutes, or fewer --blocks, --requests or --max-tokens. No setting is called infeasible.",
+                Exit.SERVER_FAILED,
+            )
         if not any(o.mean is not None for o in self.observations):
             causes = sorted({o.cause for o in self.observations if o.cause})
             raise SpecmeterError(
@@ -145,39 +134,49 @@ class Search:
         """Mean seconds of a start so far; 0 before the first."""
         return sum(o.seconds for o in self.observations) / self.starts() if self.observations else 0.0
 
-    def _may_start(self) -> bool:
-        reserve = self.start_s() * (1 + self.budget.confirm_starts)
-        if self.budget.minutes is not None and self.spent_s() + reserve > 60 * self.budget.minutes and self.starts():
-            self.stopped_by = f"the budget of {self.budget.minutes:g} minutes, the proof's part kept back"
+    def _may_start(self, keep: int = 0) -> bool:
+        """Whether the budget has one more start, ``keep`` of them kept back."""
+        if self._out:
             return False
-        if self.budget.trials is not None and self.starts() >= self.budget.trials:
-            self.stopped_by = f"the budget of {self.budget.trials} starts"
-            return False
-        return True
+        reason = self.budget.refusal(self.spent_s(), self.starts(), self.start_s(), keep)
+        self.stopped_by = reason or self.stopped_by
+        return not reason
+
+    def _owed(self, candidate: Candidate) -> int:
+        """Starts to be kept back for the baseline with the candidate's flags and variables, should it lead."""
+        plain = candidate.plain
+        alone = not self.runner.together or not self._switches(candidate.setting)
+        owes = alone and candidate.setting.steps and plain.key not in self._known()
+        return int(bool(owes) and self.planner.space.allows(plain))
 
     def _explore_alone(self) -> None:
         """One candidate a start; a start that lags far behind the best is cut short."""
-        while self._may_start():
-            candidate = self.planner.next()
+        while True:
+            self._fair()
+            candidate = self.planner.next() if self._may_start() else None
             if candidate is None:
                 return
             fallen = self._past_the_peak(candidate)
             if fallen:
                 self.planner.skipped[candidate.label] = fallen
                 continue
+            # What the user runs is tried in any case; its baseline is the next in the queue.
+            if self.observations and not self._may_start(keep=self._owed(candidate)):
+                return
             self._run([candidate], self._lagging)
             self._give_up_if_hopeless()
-            self._fair()
 
     def _fair(self) -> None:
         """The baseline meets the flags and variables of the best setting, or they would be credited to speculation."""
         best = self.best(True)
         if best is None or not (best.flags or best.env):
             return
-        plain = Candidate(Setting.of(0), best.flags, best.env)
-        if plain.key in self._known() or not self.planner.space.allows(plain):
+        plain = best.plain
+        if plain.key in self._known():
             return
-        if self._may_start():
+        if not self.planner.space.allows(plain):
+            self.planner.skipped[plain.label] = "a rule of `forbid`: the baseline never met the best setting's knobs"
+        elif self._may_start():
             self._run([plain], self._lagging)
         else:
             self.planner.skipped[plain.label] = "the budget ended before the baseline met the best setting's knobs"
@@ -206,7 +205,7 @@ class Search:
     def _explore_together(self, start: Candidate) -> None:
         """A race of all settings in the user's own configuration, then of the best in each other configuration."""
         settings = self.planner.settings_in_order()
-        group = [Candidate(setting, start.flags, start.env) for setting in settings]
+        group = [Candidate(setting, start.flags, start.env) for setting in settings if self._switches(setting)]
         fresh = [c for c in group if c.key not in self._known()]
         if fresh and self._may_start():
             self._run(group, self._race)
@@ -218,8 +217,13 @@ class Search:
             candidate = self.planner.next()
             if candidate is None:
                 return None
-            best = [c.setting for c in (self.best(True), self.best(False)) if c is not None]
-            chosen = dict.fromkeys([candidate.setting, *best])
+            if candidate.own or not self._switches(candidate.setting):
+                if not self._may_start(self._owed(candidate)):
+                    return None
+                self._run([candidate], self._lagging)
+                continue
+            best = [c.setting for c in (self.best(True), self.best(False)) if c is not None and not c.own]
+            chosen = dict.fromkeys([candidate.setting, *(setting for setting in best if self._switches(setting))])
             group = [Candidate(setting, candidate.flags, candidate.env) for setting in chosen]
             group = [c for c in group if c.key not in self._known() and self.planner.space.allows(c)]
             self._run(group, self._race)
@@ -228,15 +232,21 @@ class Search:
             self.planner.seen(group)
         return None
 
+    def _switches(self, setting: Setting) -> bool:
+        return setting.topk == 1 or not self._chains_only
+
     def _repeat(self) -> None:
         """More starts for those that equal starts could explain, fewest starts first."""
-        if self.runner.together and not self.planner.space.dimensions:
+        apart = any(o.candidate.own or not self._switches(o.candidate.setting) for o in self.observations)
+        if self.runner.together and not self.planner.space.dimensions and not apart:
             return  # all ran in the same start: their race has compared them without a start's chance
         known = {o.candidate.key: o.candidate for o in self.observations}
         while True:
             logs = self.logs()
-            close = [key for key in contenders(logs, START_SD) if len(logs[key]) < MOST_REPEATS]
-            if not close or len(contenders(logs, START_SD)) < 2 or not self._may_start():
+            could = contenders(logs, START_SD)
+            close = [key for key in could if len(logs[key]) < MOST_REPEATS]
+            keep = max((self._owed(known[key]) for key in could), default=0)
+            if not close or len(could) < 2 or not self._may_start(keep):
                 return
             self._run([known[min(close, key=lambda key: len(logs[key]))]], lambda logs: set())
 
@@ -265,8 +275,20 @@ class Search:
         left = self._time_left()
         names = candidates[0].label if len(candidates) == 1 else f"{len(candidates)} settings in one start"
         self.say(f"trial {self.starts() + 1}: {names}{left}")
-        found = self.runner.run(candidates, self.level, self._start, self.blocks, stop)
-        self._start += 1
+        if isinstance(self.runner, Limited):
+            self.runner.left_s = self.budget.trial_s(self.spent_s(), self.start_s())
+        try:
+            found = self.runner.run(candidates, self.level, self._start, self.blocks, stop)
+        except BudgetSpent as spent:
+            # Nothing of it is written, so that the next session runs it; its whole blocks count in this one.
+            self._out = True
+            for observation in spent.partial:
+                self._take(observation)
+            self.stopped_by = f"the budget of {self.budget.minutes or 0:g} minutes, which ended {names} half-way"
+            self.say(f"  stopped: {self.stopped_by}")
+            return
+        finally:
+            self._start += 1
         if len(found) > 1 and all(o.cause for o in found) and not self.observations:
             self._part(found)
             return
@@ -276,6 +298,8 @@ class Search:
         for observation in found:
             if observation.cause:
                 self.say(f"  infeasible: {observation.candidate.label}: {observation.cause}")
+            elif observation.told:
+                self.say(f"  {observation.candidate.label} runs {observation.told}")
 
     def _part(self, found: Sequence[Observation]) -> None:
         """The first start served several settings and failed: any one of them may be why, so each gets its own."""

@@ -5,42 +5,88 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specmeter.bench.arms import CompareArm, configured
 from specmeter.engines import ServerSpec, Setting
+from specmeter.engines.flags import flag_value, without_flags
+from specmeter.engines.vllm import TABLE, speculative_config, without_speculative_config
 from specmeter.errors import SpecmeterError
 
 MAX_LISTED = 100_000
 Knobs = tuple[tuple[str, str], ...]
+ADAPTIVE, ADAPTIVE_CONFIG = "--speculative-adaptive", "--speculative-adaptive-config"
+AS_GIVEN = Setting(1, 0, 0)
+"""The place of a setting that is not known: it speculates, and it is no chain (``Candidate.own``)."""
+AS_GIVEN_LABEL = "the command as it stands"
 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
     """One point: a speculative setting, flags (value ``on``: a switch) and environment variables, both sorted.
 
-    A knob that is not named keeps what the user's command and environment say.
+    A knob that is not named keeps what the user's command and environment say. ``own``: the command as it stands,
+    whose setting its engine chooses by itself (``setting`` is AS_GIVEN then, and no knob is put in).
     """
 
     setting: Setting
     flags: Knobs = ()
     env: Knobs = ()
+    own: bool = False
 
     @property
     def label(self) -> str:
         """How reports name it."""
         knobs = [name if value == "on" else f"{name}={value}" for name, value in (*self.flags, *self.env)]
-        return ", ".join([self.setting.label, *knobs])
+        return ", ".join([AS_GIVEN_LABEL if self.own else self.setting.label, *knobs])
 
     @property
     def key(self) -> str:
         """The same for the same point in every run: JSON with sorted keys."""
-        return json.dumps([self.setting.as_json(), dict(self.flags), dict(self.env)], sort_keys=True)
+        words = [self.setting_json(), dict(self.flags), dict(self.env)]
+        return json.dumps(words, sort_keys=True)
+
+    def setting_json(self) -> dict[str, object]:
+        """The setting as it stands in reports and journals."""
+        return {**self.setting.as_json(), **({"label": AS_GIVEN_LABEL} if self.own else {})}
+
+    @property
+    def plain(self) -> Candidate:
+        """The baseline with the same flags and variables, less the flags that it has not: those of speculation."""
+        flags = tuple((name, value) for name, value in self.flags if not is_speculative(name))
+        return Candidate(Setting.of(0), flags, self.env)
 
     def arm(self, spec: ServerSpec, name: str | None = None) -> CompareArm:
-        """The server's command and environment with this point put in."""
+        """The server's command and environment with this point put in.
+
+        The engine's own change of steps while it serves is taken out: it would serve others than the point's.
+        """
+        if self.own:
+            return CompareArm(name or self.label, spec, None)
         flags = [(flag, None if value == "on" else value) for flag, value in self.flags]
-        return configured(name or self.label, spec, self.setting, flags, dict(self.env))
+        return configured(name or self.label, _fixed(spec), self.setting, flags, dict(self.env))
+
+
+def is_speculative(flag: str) -> bool:
+    """Whether a flag of a dimension goes away with speculation (engines.sglang and engines.vllm, ``with_setting``)."""
+    return flag.replace("_", "-").startswith(("--speculative-", "--spec-"))
+
+
+def adapts(spec: ServerSpec) -> bool:
+    """Whether the command lets its engine change the steps while it serves: SGLang's switch, vLLM's table."""
+    if spec.engine == "sglang":
+        return ADAPTIVE in (word.partition("=")[0].replace("_", "-") for word in spec.command)
+    return spec.engine == "vllm" and TABLE in (speculative_config(spec.command) or {})
+
+
+def _fixed(spec: ServerSpec) -> ServerSpec:
+    if not adapts(spec) and flag_value(spec.command, ADAPTIVE_CONFIG) is None:
+        return spec
+    if spec.engine == "sglang":
+        return replace(spec, command=without_flags(spec.command, (ADAPTIVE_CONFIG,), switches=(ADAPTIVE,)))
+    config = {name: value for name, value in (speculative_config(spec.command) or {}).items() if name != TABLE}
+    plain = without_speculative_config(spec.command)
+    return replace(spec, command=(*plain, "--speculative-config", json.dumps(config)))
 
 
 @dataclass(frozen=True)

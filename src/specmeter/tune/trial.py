@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
@@ -15,16 +13,23 @@ from typing import Any, Protocol
 from specmeter.analysis.compare import DROPPED_BLOCKS
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.load import Load, as_request, raise_failure
+from specmeter.bench.place import HERE
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
+from specmeter.bench.resolved import resolved_arguments
 from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Probing, Session, session
 from specmeter.bench.switching import CannotSwitch, Switch, SwitchedServer, prepare
-from specmeter.engines import ServerSpec, Setting, engine_named
+from specmeter.engines import Engine, ServerSpec, Setting, engine_named
+from specmeter.engines.access import listening_host
+from specmeter.engines.process import port_is_taken
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
+from specmeter.tune.limits import BudgetSpent, Limit
+from specmeter.tune.own import told
 from specmeter.tune.space import Candidate
 
+PORT_WAIT_S = 10.0
 Logs = Mapping[str, Sequence[float]]
 Stop = Callable[[Logs], set[str]]
 """Hears the kept blocks' log rates by candidate key after every block; returns the keys to run no further."""
@@ -35,7 +40,8 @@ class Observation:
     """What one start said of one candidate at one concurrency.
 
     ``logs`` are its blocks' mean log decode rates (tokens a second), the first block left out; ``seconds`` its share
-    of the start, loading included; ``cause`` why it is infeasible, empty if it is not; ``stopped`` that it lost a race.
+    of the start, loading included; ``cause`` why it is infeasible, empty if it is not; ``stopped`` that it lost a race;
+    ``told`` the setting that the server named, where the command leaves it to its engine.
     """
 
     candidate: Candidate
@@ -46,6 +52,7 @@ class Observation:
     cause: str = ""
     stopped: bool = False
     accept_length: float | None = None
+    told: str = ""
 
     @property
     def mean(self) -> float | None:
@@ -56,7 +63,7 @@ class Observation:
         """All of it, for the journal."""
         c = self.candidate
         return {
-            "setting": c.setting.as_json(),
+            "setting": c.setting_json(),
             "flags": dict(c.flags),
             "env": dict(c.env),
             "level": self.level,
@@ -66,6 +73,7 @@ class Observation:
             "cause": self.cause,
             "stopped": self.stopped,
             "accept_length": self.accept_length,
+            **({"own": True, "told": self.told} if c.own else {}),
         }
 
     @classmethod
@@ -76,9 +84,10 @@ class Observation:
             Setting(s["steps"], s["topk"], s["draft_tokens"]),
             tuple(sorted(data["flags"].items())),
             tuple(sorted(data["env"].items())),
+            data.get("own", False),
         )
-        rest = ("level", "start", "seconds", "cause", "stopped", "accept_length")
-        return cls(candidate=candidate, logs=tuple(data["logs"]), **{name: data[name] for name in rest})
+        rest = {name: data[name] for name in ("level", "start", "seconds", "cause", "stopped", "accept_length")}
+        return cls(candidate=candidate, logs=tuple(data["logs"]), told=data.get("told", ""), **rest)
 
 
 class Runner(Protocol):
@@ -100,7 +109,8 @@ class Runner(Protocol):
 class LiveRunner:
     """Starts the real server. A start that takes longer than ``limit_s`` seconds in all is a hang: it is killed.
 
-    ``separate`` gives each setting its own start even where the engine's number of draft steps could be switched.
+    ``left_s`` are the seconds that the budget has left: a start that these end raises BudgetSpent. ``separate`` gives
+    each setting its own start even where the engine's number of draft steps could be switched.
     """
 
     spec: ServerSpec
@@ -111,6 +121,7 @@ class LiveRunner:
     progress: Progress
     limit_s: float = 1800.0
     separate: bool = False
+    left_s: float = math.inf
     together: bool = field(init=False)
     per_request: bool = field(init=False)
 
@@ -122,63 +133,98 @@ class LiveRunner:
     def run(
         self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop
     ) -> list[Observation]:
-        """One start; a crash, a refusal or a hang makes its candidates infeasible with the cause from the log."""
-        began = time.monotonic()
+        """One start; a crash, a refusal or a hang makes its candidates infeasible with the cause from the log.
+
+        Raises BudgetSpent, and SpecmeterError for what is no candidate's fault: a port that is taken, a program or a
+        model's name that is not there.
+        """
+        began, limit = time.monotonic(), Limit(self.limit_s, self.left_s)
         collected = _Collected({c.key: [] for c in candidates})
-        cause = ""
+        cause, ended = "", False
         try:
-            self._start(candidates, level, start, blocks, stop, collected)
+            self._start(candidates, level, start, blocks, stop, collected, limit)
         except CannotSwitch as reason:
-            self.progress.say(f"each setting gets starts of its own: {reason}")
-            self.together = False
-            return []
+            ended = limit.over
+            if not ended:
+                self.progress.say(f"each setting gets starts of its own: {reason}")
+                self.together = False
+                return []
+        except _CannotBeSet as error:
+            cause = str(error)
         except SpecmeterError as error:
-            if error.exit not in (Exit.SERVER_FAILED, Exit.USAGE):
+            if error.exit is not Exit.SERVER_FAILED:
                 raise
-            cause = _cause(error, collected.timed_out)
+            ended, cause = limit.over, _cause(error)
+        if ended:
+            cause = "" if limit.is_budgets else f"it hung: not done after {self.limit_s:g} s"
         share = (time.monotonic() - began) / len(candidates)
-        return [
+        found = [
             Observation(
                 c, level, start, tuple(collected.logs[c.key]), share, cause, c.key in collected.dropped,
-                collected.length(c.key),
+                collected.length(c.key), collected.told,
             )
             for c in candidates
         ]  # fmt: skip
+        if ended and limit.is_budgets:
+            raise BudgetSpent([observation for observation in found if observation.logs])
+        return found
 
     def _start(
-        self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop, into: _Collected
-    ) -> None:
+        self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop, into: _Collected,
+        limit: Limit,
+    ) -> None:  # fmt: skip
+        engine = engine_named(self.spec.engine or "")
+        if self.how.place is HERE:
+            refuse_taken_port(engine, self.spec.command)
         server = self._switched(candidates)
-        spec, link = (server.spec, server.link) if server else (candidates[0].arm(self.spec).spec, None)
+        spec, link = (server.spec, server.link) if server else (self._spec(candidates[0]), None)
+        how = replace(
+            self.how, start_timeout_s=limit.wait_s(self.how.start_timeout_s, engine.default_start_timeout_s())
+        )
         with (
-            session(spec, link, self.writer, self.how, self.progress, f"trial-{start}") as running,
-            _killed_after(self.limit_s, running, into),
+            session(spec, link, self.writer, how, self.progress, f"trial-{start}") as running,
+            limit.kills(running),
             running.armed(),
         ):
             switch = Switch(running) if server else None
-            settings = [c.setting if self.per_request else None for c in candidates]
+            settings = [c.setting if self.per_request and not c.own else None for c in candidates]
             warm = warm_up(self.prompts[0], settings, running.engine, self.sending)
             if switch is not None:
                 switch.meet(warm[:1])
                 switch.drive("warm-up", [(c.setting, [w]) for c, w in zip(candidates, warm, strict=True)])
             else:
                 raise_failure(running.drive("warm-up", warm).outcomes, "The warm-up failed.")
-            alive = list(candidates)
-            for block in range(blocks):
-                found = self._block(running, switch, alive, level, f"block {block + 1} of {blocks}", block)
-                into.add(found, keep=block >= DROPPED_BLOCKS)
-                if block >= DROPPED_BLOCKS:
-                    into.dropped |= stop({key: logs for key, logs in into.logs.items() if key not in into.dropped})
-                    alive = [c for c in alive if c.key not in into.dropped]
-                if not alive or (len(candidates) > 1 and len(alive) == 1):
-                    return
+            if candidates[0].own:
+                into.told = told(resolved_arguments(running.server, spec.command, (), how.place))
+            self._blocks(running, switch, candidates, level, blocks, stop, into)
+
+    def _blocks(
+        self, running: Session, switch: Switch | None, candidates: Sequence[Candidate], level: int, blocks: int,
+        stop: Stop, into: _Collected,
+    ) -> None:  # fmt: skip
+        alive = list(candidates)
+        for block in range(blocks):
+            found = self._block(running, switch, alive, level, f"block {block + 1} of {blocks}", block)
+            into.add(found, keep=block >= DROPPED_BLOCKS)
+            if block >= DROPPED_BLOCKS:
+                into.dropped |= stop({key: logs for key, logs in into.logs.items() if key not in into.dropped})
+                alive = [c for c in alive if c.key not in into.dropped]
+            if not alive or (len(candidates) > 1 and len(alive) == 1):
+                return
+
+    def _spec(self, candidate: Candidate) -> ServerSpec:
+        """The candidate's server; raises _CannotBeSet for a setting that the engine does not take."""
+        try:
+            return candidate.arm(self.spec).spec
+        except SpecmeterError as error:
+            raise _CannotBeSet(_cause(error)) from error
 
     def _switched(self, candidates: Sequence[Candidate]) -> SwitchedServer | None:
         """A start in which the candidates are switched, if they have to be; raises CannotSwitch."""
         if self.per_request or len(candidates) == 1:
             return None
         longest = max(candidates, key=lambda c: c.setting.steps)
-        return prepare(longest.arm(self.spec).spec, self.how, [c.setting for c in candidates], whole=False)
+        return prepare(self._spec(longest), self.how, [c.setting for c in candidates], whole=False)
 
     def _block(
         self, running: Session, switch: Switch | None, alive: Sequence[Candidate], level: int, title: str, block: int
@@ -191,7 +237,7 @@ class LiveRunner:
         calls = []
         for prompt in rng.sample(list(self.prompts), len(self.prompts)):
             for c in rng.sample(list(alive), len(alive)):
-                own = c.setting if self.per_request else None
+                own = c.setting if self.per_request and not c.own else None
                 made = call(prompt, own, running.engine, self.sending, block, c.label)
                 calls.append((c.key, replace(made, seed=self.sending.seed)))
         load = Load(level, seed=self.sending.seed)
@@ -222,7 +268,7 @@ class _Collected:
     logs: dict[str, list[float]]
     dropped: set[str] = field(default_factory=set)
     cycles: dict[str, list[int]] = field(default_factory=dict)
-    timed_out: float | None = None
+    told: str = ""
 
     def add(self, outcomes: Sequence[tuple[str, Outcome]], keep: bool) -> None:
         """Take one block in."""
@@ -245,27 +291,27 @@ class _Collected:
         return 1 + accepted / cycles if cycles else None
 
 
-def _cause(error: SpecmeterError, timed_out: float | None) -> str:
-    if timed_out is not None:
-        return f"it hung: not done after {timed_out:g} s"
+class _CannotBeSet(Exception):
+    """Why a candidate has no command."""
+
+
+def refuse_taken_port(engine: Engine, command: tuple[str, ...], wait_s: float = PORT_WAIT_S) -> None:
+    """Raise SpecmeterError (exit 5) where the port that the command states is taken, which is no candidate's fault.
+
+    The last trial's server may have left it a moment ago, so it is looked at for ``wait_s`` seconds.
+    """
+    port, until = engine.command_port(command), time.monotonic() + wait_s
+    while port is not None and port_is_taken(port, listening_host(command)):
+        if time.monotonic() > until:
+            raise SpecmeterError(
+                f"Port {port} is taken: something else listens on it.",
+                "The command asks for this port.",
+                "Stop what uses it, or leave --port out: a free one is picked then. Every finished trial is kept.",
+                Exit.ENVIRONMENT,
+            )
+        time.sleep(0.1)
+
+
+def _cause(error: SpecmeterError) -> str:
     lines = [line.strip() for line in (error.why or error.what).splitlines() if line.strip()]
     return f"{error.what} {lines[0]}"[:300] if lines else error.what[:300]
-
-
-@contextlib.contextmanager
-def _killed_after(seconds: float, running: Session, collected: _Collected) -> Iterator[None]:
-    """Kills the server after ``seconds``, so that its requests fail; the guardian ends what it started."""
-    process = running.server.process
-
-    def kill() -> None:
-        collected.timed_out = seconds
-        if process is not None:
-            process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,26 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specmeter import __version__
-from specmeter.analysis.compare import ACROSS, ArmFacts, analyse_compare
 from specmeter.analysis.profile import SCHEMA
-from specmeter.bench.comparing import ComparePlan, Gathered, document_of, run_starts
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing
-from specmeter.engines import ServerSpec, Setting, engine_named
-from specmeter.engines.flags import flag_value
+from specmeter.engines import ServerSpec, Setting
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
-from specmeter.tune.flags import EngineFlags, program_of
+from specmeter.tune.budget import Budget
+from specmeter.tune.facts import journal_facts
+from specmeter.tune.flags import EngineFlags
 from specmeter.tune.journal import Journal
-from specmeter.tune.planner import Planner, Predict
-from specmeter.tune.search import Budget, Search
+from specmeter.tune.own import needs_speculation, starting_point, stated
+from specmeter.tune.planner import Planner, Predict, need_optuna
+from specmeter.tune.proof import BASELINE, START, TUNED, kept, prove, proven, verdict
+from specmeter.tune.search import Search
 from specmeter.tune.space import Candidate, Space
 from specmeter.tune.trial import Runner
-
-BASELINE, TUNED, START = "baseline", "tuned", "starting point"
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,8 @@ class TunePlan:
 
     ``blocks`` passes over the prompts a trial and ``confirm_blocks`` a proving start, the first of each dropped;
     ``levels`` are the numbers of requests at once, searched one after the other. ``where``: the far host, empty here;
-    ``separate``: nothing is switched inside one start; ``exported``: the variables that the server inherits.
+    ``separate``: nothing is switched inside one start; ``exported``: the variables that the server inherits;
+    ``served_model``: the name that requests carry, None for the server's first.
     """
 
     spec: ServerSpec
@@ -57,30 +54,23 @@ class TunePlan:
     where: str = ""
     separate: bool = False
     exported: Mapping[str, str] = field(default_factory=dict)
+    served_model: str | None = None
 
     def starting_point(self) -> Candidate:
-        """The setting that the user's command has, with no knob touched; steps left to the engine count as 2."""
-        setting = engine_named(self.spec.engine or "").setting_of(self.spec.command)
-        return Candidate(setting if setting is not None else Setting.of(2))
+        """The setting that the user's command has, with no knob touched (tune.own)."""
+        return starting_point(self.spec, self.flags)
 
     def facts(self) -> dict[str, str]:
         """What a journal's trials belong to; another value of any makes them incomparable."""
-        engine = engine_named(self.spec.engine or "")
-        # Without speculation and with the same one everywhere: the draft and its method stay in the second.
-        words = [mask_command(engine.with_setting(self.spec.command, Setting.of(steps))) for steps in (0, 2)]
-        texts = json.dumps([prompt.as_messages() for prompt in self.prompts])
-        model = flag_value(self.spec.command, "--model", "--model-path")
-        load = [hashlib.sha256(texts.encode()).hexdigest()[:16], self.sending.max_tokens, self.sending.temperature]
-        return {
-            "engine": self.spec.engine or "",
-            "engine version": str(self.flags.version),
-            "model": model or " ".join(program_of(self.spec.command)[-1:]),
-            "command": json.dumps(words),
-            "load": json.dumps([*load, self.sending.seed, self.blocks, self.sending.ignore_eos]),
-            "environment": json.dumps(mask_env({**self.exported, **self.spec.env}), sort_keys=True),
-            "host": self.where,
-            "starts": "one a setting" if self.separate else "as the engine allows",
-        }
+        return journal_facts(self)
+
+    def check(self) -> None:
+        """Raise SpecmeterError for what would end the tune after its first starts: before anything starts."""
+        need_optuna(self.space)
+        if any(setting.steps for setting in self.space.settings):
+            needs_speculation(self.spec)
+        self.starting_point()
+        self.facts()
 
 
 def tune(
@@ -88,14 +78,29 @@ def tune(
 ) -> dict[str, Any]:
     """Search and proof at every level; returns the document of analysis.json, kind ``tune``.
 
-    Raises SpecmeterError (exit 4) if no point is feasible. An interrupt loses the running start only.
+    Raises SpecmeterError (exit 4) if no point is feasible at the first level; one that fails later is named in
+    ``missing``. An interrupt loses the running trial, or the running proof.
     """
     levels: list[dict[str, Any]] = []
+    missing: list[str] = []
     spent_s = 0.0
     for place, level in enumerate(plan.levels):
         budget = plan.budget.left(spent_s, len(plan.levels) - place)
-        found, seconds = _level(plan, level, budget, runner, how, journal, writer, progress)
+        began = time.monotonic()
+        try:
+            found, seconds = _level(plan, level, budget, runner, how, journal, writer, progress)
+        except SpecmeterError as error:
+            if not levels or error.exit is not Exit.SERVER_FAILED:
+                raise
+            why = f"{error.what} {error.why}".strip()
+            missing.append(f"{level} requests at once: {why}")
+            levels[-1]["search"]["not_run"].append({"label": f"{level} requests at once", "reason": why})
+            spent_s += time.monotonic() - began
+            continue
         levels.append(found)
+        if found.get("missing"):
+            missing.append(f"{level} requests at once: {found['missing']}")
+            found["search"]["not_run"].append({"label": "the proof as a whole", "reason": found["missing"]})
         spent_s += seconds
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -106,6 +111,7 @@ def tune(
         "budget": {"minutes": plan.budget.minutes, "trials": plan.budget.trials},
         "threshold": plan.threshold,
         "levels": levels,
+        "missing": missing,
         "verdict": levels[0]["verdict"],
     }
     return document
@@ -131,49 +137,39 @@ def _level(
         raise SpecmeterError("No point of the space is feasible.", exit=Exit.SERVER_FAILED)
     found: dict[str, Any] = {
         "concurrency": level,
-        "starting_point": start.label,
+        "starting_point": _named(start, search, plan),
         "search": _search_json(search, planner),
         "proof": None,
         "against_start": None,
     }
     rival = winner if winner.setting.steps else search.best(speculative=True)
+    speculates = any(setting.steps for setting in plan.space.settings)
+    if not speculates and winner != start.plain:
+        baseline, rival = start.plain, winner
     chosen = winner
     if baseline is not None and rival is not None and plan.confirm_starts:
         arms = _arms(baseline, rival, start, search)
-        found |= _proof(plan, level, arms, how, journal, writer, progress)
-        chosen = _proven(winner, arms, found)
+        minutes = budget.minutes or math.inf
+        over = f"none was begun, since the {minutes:.3g} minutes were over" if search.spent_s() >= 60 * minutes else ""
+        found |= prove(plan, level, arms, how, journal, writer, progress, over)
+        chosen = proven(winner, arms, found)
     found["winner"] = _candidate_json(chosen, plan.spec)
     found["chosen_by"] = "search" if chosen == winner else "proof"
-    found["verdict"] = _verdict(winner, rival, found["proof"], start if _kept(found) == START else None)
+    keep = start if kept(found) == START else None
+    found["verdict"] = verdict(winner, rival, found["proof"], keep, found.get("missing", ""), speculates)
     proof_s = float(found.get("proof_s", 0.0))
     earlier_s = proof_s if proof_s > search.session_s() else 0.0  # a proof of an earlier session, from the journal
     return found, search.spent_s() + earlier_s
 
 
-def _proven(winner: Candidate, arms: Mapping[str, Candidate], found: Mapping[str, Any]) -> Candidate:
-    """What is to be run after the proof: the files must not start what the proof has shown to be slower."""
-    if _kept(found) == START:
-        return arms[START]
-    return arms[BASELINE] if _off(winner, found["proof"]) else arms[TUNED]
-
-
-def _kept(found: Mapping[str, Any]) -> str:
-    """The starting point's name where the tuned setting is shown to be slower than it, and it gains; else empty."""
-    against = found["against_start"]
-    if against is None or against["verdict"] != "slower":
-        return ""
-    row = next(row for row in found["proof"]["pairs"] if row["arm"] == START)
-    return START if row["ratio"] is not None and row["ratio"]["point"] > 1 else ""
-
-
-def _off(winner: Candidate, proof: Mapping[str, Any]) -> bool:
-    """Whether the baseline is to be run: speculation is slower, or neither search nor proof shows a gain."""
-    row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
-    if row["verdict"] in ("faster", "slower"):
-        return bool(row["verdict"] == "slower")
-    if not winner.setting.steps or row["verdict"] == ACROSS:  # too few starts outweigh no search
-        return not winner.setting.steps
-    return row["ratio"] is None or bool(row["ratio"]["point"] <= 1)
+def _named(start: Candidate, search: Search, plan: TunePlan) -> str:
+    """The starting point's label, and where its setting is from if the command does not say it."""
+    if start.own:
+        said = next((o.told for o in search.observations if o.candidate.own and o.told), "")
+        return f"{start.label}: {said}" if said else f"{start.label}, whose setting its server does not tell"
+    if plan.flags.own_choice is not None and stated(plan.spec) is None:
+        return f"{start.label}, this release's own choice"
+    return start.label
 
 
 def _arms(baseline: Candidate, rival: Candidate, start: Candidate, search: Search) -> dict[str, Candidate]:
@@ -185,51 +181,12 @@ def _arms(baseline: Candidate, rival: Candidate, start: Candidate, search: Searc
     return arms
 
 
-def _proof(
-    plan: TunePlan,
-    level: int,
-    arms: Mapping[str, Candidate],
-    how: Probing,
-    journal: Journal,
-    writer: RunWriter,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Starts of their own for every arm; kept in the journal, so that a finished proof is not run again."""
-    keys = {name: candidate.key for name, candidate in arms.items()}
-    design = [plan.confirm_starts, plan.confirm_blocks, plan.threshold]
-    for event in journal.events("proof"):
-        if event["level"] == level and event["arms"] == keys and event.get("design") == design:
-            return dict(event["found"])
-    compared = ComparePlan(
-        tuple(candidate.arm(plan.spec, name) for name, candidate in arms.items()),
-        plan.prompts,
-        plan.confirm_blocks,
-        plan.sending,
-        plan.confirm_starts,
-        plan.threshold,
-        concurrency=level,
-    )
-    progress.say(f"proof: {', '.join(f'{name} ({c.label})' for name, c in arms.items())}")
-    began, gathered = time.monotonic(), Gathered()
-    child = writer.child(f"proof-{level}")
-    run_starts(compared, how, child, progress, gathered)
-    document = document_of(compared, gathered)
-    child.write_analysis(document)
-    child.finish("complete")
-    against = None
-    if START in arms:
-        facts = [ArmFacts(START), ArmFacts(TUNED)]
-        against = analyse_compare(facts, gathered.requests, plan.threshold)["pairs"][0]
-    found = {"proof": document, "against_start": against, "proof_s": time.monotonic() - began}
-    journal.add("proof", {"level": level, "arms": keys, "design": design, "found": found})
-    return found
-
-
 def _candidate_json(candidate: Candidate, spec: ServerSpec) -> dict[str, Any]:
     facts = candidate.arm(spec).facts()
     return {
         "label": candidate.label,
-        "settings": candidate.setting.as_json(),
+        "settings": candidate.setting_json(),
+        **({"own": True} if candidate.own else {}),
         "flags": dict(candidate.flags),
         "knobs": dict(candidate.env),
         "command": facts["command"],
@@ -269,44 +226,16 @@ def _search_json(search: Search, planner: Planner) -> dict[str, Any]:
     }
 
 
-def _verdict(
-    winner: Candidate, rival: Candidate | None, proof: Mapping[str, Any] | None, kept: Candidate | None = None
-) -> dict[str, str]:
-    """The sentence at the top: the winner, that speculation should be off, or that ``kept``, the start, should stay."""
-    if proof is None or rival is None:
-        off = "Speculation should be off, as far as the search can tell" if not winner.setting.steps else winner.label
-        sentence = f"{off}: fastest in the search, not proven in starts of its own."
-        return {"word": "inconclusive", "sentence": sentence}
-    row = next(row for row in proof["pairs"] if row["arm"] == TUNED)
-    word = row["verdict"]
-    gain = f"{100 * (row['ratio']['point'] - 1):+.1f} %" if row["ratio"] else "not known"
-    if kept is not None:
-        text = f"Keep {kept.label}, the starting point: the best of the search, {rival.label}, is shown to be slower."
-        return {"word": next(row for row in proof["pairs"] if row["arm"] == START)["verdict"], "sentence": text}
-    if word == "faster":
-        return {"word": word, "sentence": f"{rival.label} is best: {gain} against the baseline."}
-    if word == "slower":
-        text = f"Speculation should be off: its best setting, {rival.label}, is {gain} against the baseline."
-        return {"word": word, "sentence": text}
-    if word == ACROSS:
-        best = winner.label if winner.setting.steps else "no speculation"
-        few = row["reason"].replace("at least ", "").removesuffix(" a side")
-        sentence = f"Not proven ({few}): {best} is fastest in the search, {rival.label} is {gain} in the proof."
-        return {"word": word, "sentence": sentence}
-    if row["ratio"] is None:
-        why = f"no ratio in the proof ({row.get('reason') or 'a side gave no rate'})"
-        sentence = f"Speculation should be off until it is shown to gain: {rival.label} has {why}."
-        return {"word": word, "sentence": sentence}
-    if _off(winner, proof):
-        sentence = f"Speculation should be off: {rival.label}, its best setting, is not shown to gain ({gain})."
-        return {"word": word, "sentence": sentence}
-    return {"word": word, "sentence": f"{rival.label} is best, {gain} against the baseline, but {word}."}
+def candidates_by_level(levels: Sequence[Mapping[str, Any]]) -> dict[int, Candidate]:
+    """The winner of each concurrency level."""
+    return {int(level["concurrency"]): _from_json(level["winner"]) for level in levels}
 
 
-def best_by_level(levels: Sequence[Mapping[str, Any]]) -> dict[int, Setting]:
-    """The winning speculative setting of each concurrency level."""
-    found = {}
-    for level in levels:
-        settings = level["winner"]["settings"]
-        found[int(level["concurrency"])] = Setting(settings["steps"], settings["topk"], settings["draft_tokens"])
-    return found
+def _from_json(winner: Mapping[str, Any]) -> Candidate:
+    settings = winner["settings"]
+    return Candidate(
+        Setting(settings["steps"], settings["topk"], settings["draft_tokens"]),
+        tuple(sorted(winner["flags"].items())),
+        tuple(sorted(winner["knobs"].items())),
+        winner.get("own", False),
+    )

@@ -12,7 +12,7 @@ import specmeter.tune.journal as journal_module
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.tune.journal import Journal
-from specmeter.tune.space import Candidate
+from specmeter.tune.space import AS_GIVEN, Candidate
 from specmeter.tune.trial import Observation
 
 FACTS = {"engine": "embedded", "model": "M"}
@@ -62,13 +62,37 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"this is no database")
 
 
+@pytest.mark.parametrize("statement", ["CREATE TABLE facts (name TEXT, value TEXT)", "PRAGMA user_version = 7"])
+def test_a_database_of_something_else_stays_as_it_is(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "app data.sqlite"
+    raw = sqlite3.connect(path)
+    raw.execute(statement)
+    raw.commit()
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(SpecmeterError, match="Not a journal") as caught:
+        Journal(path, FACTS)
+    assert caught.value.exit == Exit.REFUSED and "something else" in caught.value.why
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path, FACTS) as journal:
+        journal.add("trial", {"n": 1})
+        journal._db.execute("INSERT INTO events (time_ns, kind, data) VALUES (0, 'trial', '{')")
+        with pytest.raises(SpecmeterError, match="cannot be read"):
+            list(journal.events("trial"))
+
+
 def test_observations_survive_the_journal(tmp_path: Path) -> None:
     candidate = Candidate(Setting.of(4, 4, 12), (("--a", "1"),), (("B", "2"),))
     told = Observation(candidate, 8, 3, (1.5, 1.25), 12.0, "", True, 2.5)
+    own = Observation(Candidate(AS_GIVEN, own=True), 8, 4, (1.5,), 2.0, told="k=3")
     with Journal(tmp_path / "j.sqlite", FACTS) as journal:
         journal.add("trial", told.as_json())
-        (event,) = journal.events("trial")
-    assert Observation.from_json(event) == told
+        journal.add("trial", own.as_json())
+        assert [Observation.from_json(event) for event in journal.events("trial")] == [told, own]
 
 
 def test_a_disk_that_is_full_is_said_and_nothing_half_written(tmp_path: Path) -> None:

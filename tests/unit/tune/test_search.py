@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 from specmeter.analysis.racing import contenders, losers, smoothed
 from specmeter.engines import Setting
-from specmeter.errors import SpecmeterError
+from specmeter.errors import Exit, SpecmeterError
+from specmeter.tune.budget import Budget
 from specmeter.tune.journal import Journal
-from specmeter.tune.planner import Planner
-from specmeter.tune.search import Budget, Search
-from specmeter.tune.space import Candidate, Dimension, Space, settings_of
+from specmeter.tune.limits import BudgetSpent
+from specmeter.tune.planner import LISTED, Planner
+from specmeter.tune.search import Search
+from specmeter.tune.space import AS_GIVEN, Candidate, Dimension, Space, settings_of
 from specmeter.tune.trial import Observation, Stop
 from tests.support.replayed_tune import KnownRunner
 
@@ -118,18 +121,126 @@ def test_the_baseline_meets_the_knobs_of_the_best_setting(tmp_path: Path) -> Non
     assert best is not None and plain is not None and dict(best.env) == dict(plain.env) == {"NCCL_ALGO": "Tree"}
 
 
-def test_a_baseline_without_the_knobs_for_want_of_budget_is_said(tmp_path: Path) -> None:
-    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Tree")),))
-    for trials in range(9, 16):
-        runner = KnownRunner(_speed, False, start_sd=0.0, block_sd=0.0)
-        folder = tmp_path / str(trials)
-        folder.mkdir()
-        search = _search(folder, runner, space, Budget(trials=trials))
-        best = search.best(True)
-        assert best is not None
-        plain = Candidate(Setting.of(0), best.flags, best.env)
-        ran = plain.key in {o.candidate.key for o in search.observations}
-        assert ran or "budget ended" in search.planner.skipped[plain.label]
+@pytest.mark.parametrize("trials", range(1, 16))
+def test_a_start_is_kept_back_for_the_baseline_with_the_best_knobs(tmp_path: Path, trials: int) -> None:
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Tree")), Dimension("Q", (None, "1", "2"))))
+    search = _search(tmp_path, KnownRunner(_speed, False), space, Budget(trials=trials))
+    best = search.best(True)
+    assert best is not None and search.starts() <= trials
+    known = {o.candidate.key for o in search.observations}
+    assert best.plain.key in known or not (best.flags or best.env)
+
+
+def test_minutes_keep_the_time_of_that_start_back_too() -> None:
+    budget = Budget(minutes=10.0, confirm_starts=2)
+    assert not budget.refusal(200.0, 5, 100.0, keep=0) and budget.refusal(301.0, 5, 100.0, keep=0)
+    assert budget.refusal(250.0, 5, 100.0, keep=1) and not budget.refusal(200.0, 5, 100.0, keep=1)
+    assert not budget.refusal(9999.0, 0, 0.0, keep=0)  # one start in any case
+
+
+def test_a_rule_that_keeps_the_baseline_from_the_knobs_is_said(tmp_path: Path) -> None:
+    space = Space(SPACE.settings, (Dimension("NCCL_ALGO", (None, "Tree")),), ({"steps": "0", "NCCL_ALGO": "Tree"},))
+    search = _search(tmp_path, KnownRunner(_speed, False), space, Budget(trials=20))
+    best = search.best(True)
+    assert best is not None and best.env and "rule of `forbid`" in search.planner.skipped[best.plain.label]
+
+
+def test_flags_of_speculation_are_none_of_the_baselines() -> None:
+    knobs = (("--speculative-attention-mode", "decode"), ("--tp", "2"))
+    assert Candidate(Setting.of(3), knobs, (("A", "1"),)).plain == Candidate(Setting.of(0), (knobs[1],), (("A", "1"),))
+
+
+class CutShort(KnownRunner):
+    """A runner whose start number ``at`` the budget ends half-way, after its ``whole`` blocks."""
+
+    at = 0
+    whole = 0
+
+    def run(
+        self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop
+    ) -> list[Observation]:
+        if len(self.starts) == self.at:
+            found = super().run(candidates, level, start, self.whole + 1, stop)
+            raise BudgetSpent([o for o in found if o.logs])
+        return super().run(candidates, level, start, blocks, stop)
+
+
+def test_a_trial_that_the_budget_ends_is_no_infeasible_one_and_runs_the_next_time(tmp_path: Path) -> None:
+    first = CutShort(_speed, together=False)
+    first.at = 3
+    search = _search(tmp_path, first, budget=Budget(minutes=60.0))
+    (lost,) = first.starts[3]
+    assert len(first.starts) == 4 and "half-way" in search.stopped_by and search.best() is not None
+    assert lost.key not in {o.candidate.key for o in search.observations}
+    second = KnownRunner(_speed, together=False)
+    again = _search(tmp_path, second, budget=Budget(minutes=60.0))
+    assert second.starts[0] == [lost] and not any(o.cause for o in again.observations)
+
+
+def test_a_budget_that_ends_the_first_trial_is_no_fault_of_a_setting(tmp_path: Path) -> None:
+    runner = CutShort(_speed, together=True)
+    with pytest.raises(SpecmeterError, match="No trial was finished: the budget of 1 minutes") as caught:
+        _search(tmp_path, runner, budget=Budget(minutes=1.0))
+    assert "--minutes" in caught.value.next_step and len(runner.starts) == 1
+
+
+def test_the_whole_blocks_of_a_trial_that_the_budget_ends_count_in_that_session(tmp_path: Path) -> None:
+    runner = CutShort(_speed, together=True)
+    runner.whole = 2
+    search = _search(tmp_path, runner, budget=Budget(minutes=1.0))
+    assert search.best() == Candidate(Setting.of(2)) and {len(o.logs) for o in search.observations} == {2}
+    again = KnownRunner(_speed, together=True)
+    assert len(_search(tmp_path, again, budget=Budget(minutes=2.0)).observations) == 7 and len(again.starts[0]) == 7
+
+
+def test_what_the_minutes_leave_is_told_to_the_runner(tmp_path: Path) -> None:
+    runner = KnownRunner(_speed, together=True)
+    _search(tmp_path, runner, budget=Budget(minutes=2.0))
+    assert 115 < runner.left_s <= 120
+    budget = Budget(minutes=10.0, confirm_starts=9)
+    assert budget.trial_s(0.0, 0.0) == 600 and budget.trial_s(100.0, 10.0) == 410
+    assert budget.trial_s(580.0, 30.0) == 20 and budget.trial_s(400.0, 30.0) == 60
+    assert Budget(trials=3).trial_s(1e9, 1.0) == float("inf")
+
+
+class Switched(KnownRunner):
+    """As an engine whose draft steps are switched for all requests: chains only in one start."""
+
+    per_request = False
+
+
+@pytest.mark.parametrize(
+    "start", [Candidate(Setting.of(5, 4, 8)), Candidate(AS_GIVEN, own=True)], ids=["a tree", "as given"]
+)
+def test_a_starting_point_that_cannot_be_switched_has_a_start_of_its_own(tmp_path: Path, start: Candidate) -> None:
+    runner = Switched(lambda c: 60.0 if c == start else _speed(c), together=True, block_sd=0.001)
+    with Journal(tmp_path / "j.sqlite", {"a": "b"}) as journal:
+        search = Search(Planner(SPACE, start, None, 0), runner, journal, Budget(), 1, 6, lambda text: None)
+        search.run(start)
+        again = Switched(_speed, together=True)
+        Search(Planner(SPACE, start, None, 0), again, journal, Budget(), 1, 6, lambda text: None).run(start)
+    assert len(runner.starts[0]) == 7 and runner.starts[1] == [start] and runner.together
+    assert search.best() == Candidate(Setting.of(2)) and not again.starts
+
+
+def test_optuna_is_missed_before_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    Planner(SPACE, START, None, 0)
+    many = Space(settings_of(range(1, LISTED + 2), [1], []))
+    for space in (Space(SPACE.settings, (Dimension("Q", (None, "1")),)), many):
+        with pytest.raises(SpecmeterError, match="needs Optuna") as caught:
+            Planner(space, START, None, 0)
+        assert caught.value.exit == Exit.ENVIRONMENT
+
+
+def test_a_space_of_many_settings_is_searched_by_what_was_measured(tmp_path: Path) -> None:
+    """Beyond those listed Optuna suggests, and it has to hear of the starts for that."""
+    sizes = list(range(8, 8 + 40))
+    space = Space(settings_of([0, 5], [4], sizes))
+    runner = KnownRunner(lambda c: 50.0 + c.setting.draft_tokens, together=False)
+    search = _search(tmp_path, runner, space, Budget(trials=30))
+    told = search.planner._opened().trials
+    assert len(told) >= len(search.observations) - 2 and any(trial.value is not None for trial in told)
 
 
 def test_infeasible_points_are_kept_with_their_cause_and_not_tried_again(tmp_path: Path) -> None:

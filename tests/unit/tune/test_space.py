@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from specmeter.engines import ServerSpec, Setting
 from specmeter.errors import SpecmeterError
-from specmeter.tune.defaults import read_space, space_for
-from specmeter.tune.flags import EngineFlags, engine_flags, flags_in_source, parse_help
-from specmeter.tune.space import Space, settings_of
+from specmeter.tune.defaults import DRAFT_TP, read_space, space_for
+from specmeter.tune.flags import EAGLE_DRAFT_TP, EngineFlags, engine_flags, flags_in_source, parse_help
+from specmeter.tune.space import Candidate, Space, settings_of
 
 EMBEDDED = ServerSpec("embedded", (sys.executable, "-m", "specmeter", "serve", "--threads", "1"))
 SGLANG = ServerSpec("sglang", ("python", "-m", "sglang.launch_server", "--tp-size", "2"), env={"NCCL_PROTO": "LL"})
@@ -75,6 +76,38 @@ def test_collectives_are_left_out_with_the_reason_unless_there_are_several_ranks
     inherited = space_for(SGLANG, FLAGS, exported={"NCCL_ALGO": "Ring"})
     assert "NCCL_ALGO" not in {d.name for d in inherited.dimensions} and "NCCL_BUFFSIZE" in names
     assert dict(inherited.skipped)["NCCL_ALGO"] == "set by the user's environment (Ring)"
+
+
+def _vllm(method: str, size: int = 2) -> ServerSpec:
+    config = json.dumps({"method": method, "model": "H", "num_speculative_tokens": 3})
+    return ServerSpec("vllm", ("vllm", "serve", "M", "-tp", str(size), "--speculative-config", config))
+
+
+def test_a_tensor_parallel_size_of_the_draft_only_where_the_engine_honours_it(tmp_path: Path) -> None:
+    name = "--speculative-config.draft_tensor_parallel_size"
+    text = f'[space.flags]\n"{name}" = ["default", "1"]\n'
+    fields = frozenset({"draft_tensor_parallel_size"})
+    ignores, reads = EngineFlags({}, "t", fields=fields), EngineFlags({}, "t", fields=fields | {EAGLE_DRAFT_TP})
+    space = _space(tmp_path, text, _vllm("eagle3"), ignores)
+    assert (
+        name not in {d.name for d in space.dimensions} and "no module of it reads it" in dict(space.skipped)[DRAFT_TP]
+    )
+    for spec, flags in ((_vllm("eagle3"), reads), (_vllm("draft_model"), ignores)):
+        space = _space(tmp_path, text, spec, flags)
+        assert name in {d.name for d in space.dimensions} and DRAFT_TP not in dict(space.skipped)
+        arm = Candidate(Setting.of(2), ((name, "1"),)).arm(spec)
+        assert '"draft_tensor_parallel_size": 1' in arm.spec.command[-1] and name not in arm.spec.command
+    assert "not tried unasked" in dict(space_for(_vllm("draft_model"), ignores).skipped)[DRAFT_TP]
+    assert "SGLang has no flag" in dict(space_for(SGLANG, FLAGS).skipped)[DRAFT_TP]
+    assert DRAFT_TP not in dict(space_for(_vllm("eagle3", 1), ignores).skipped)
+    with pytest.raises(SpecmeterError, match="no flag --speculative-config"):
+        _space(tmp_path, text, _vllm("eagle3"), EngineFlags({}, "t"))
+
+
+def test_graph_sizes_are_named_where_the_version_has_them() -> None:
+    flags = EngineFlags({"--cuda-graph-max-bs": ()}, "t")
+    assert "--cuda-graph-max-bs in the space file" in dict(space_for(SGLANG, flags).skipped)["graph sizes"]
+    assert "graph sizes" not in dict(space_for(SGLANG, FLAGS).skipped)
 
 
 def test_variables_of_nccl_are_left_out_where_a_profile_shows_that_it_serves_nothing(tmp_path: Path) -> None:
