@@ -3,8 +3,9 @@
     python benchmarks/acceptance_model.py --out acceptance.jsonl --prompts 16
 
 The embedded engine writes the same greedy texts at 1 to 6 draft steps; the model sees the step counts of --fit only and
-predicts the others. Errors are in percent of the accept length measured over the same prompts. What is in --out already
-is not run again; --report only prints.
+predicts the others. Errors are in percent of the accept length measured over the same prompts. Trees (--trees, as
+steps/top-k/tokens) are predicted from the draft's ranks where the longest chain failed, and run as well. What is in
+--out already is not run again; --report only prints.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import specmeter.eagle
 from specmeter.analysis.acceptance_lengths import Lengths
-from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.acceptance_model import conditional_acceptance
+from specmeter.analysis.costmodel_data import RANKS, Sample
 from specmeter.analysis.costmodel_evidence import Assumed, Evidence
+from specmeter.analysis.tree_model import rank_acceptance, tree_length
 from specmeter.bench.prompts import load_prompts
+from specmeter.eagle.engine import Engine, Sampling, SpecSettings
+from specmeter.eagle.sampling import Sampler
+from specmeter.eagle.worker import Sequence
 
 STEPS = (6, 4, 2, 1, 3, 5)
-# {(prompt, steps): accepted drafts of every cycle}
-Runs = dict[tuple[int, int], list[int]]
+TREES = "2/4/6,3/2/6,3/4/8,3/4/16,4/4/12,5/8/32"
+# {(prompt, setting): accepted drafts of every cycle}; a setting is a step count, or a tree such as 3/4/8
+Runs = dict[tuple[int, str], list[int]]
+# {prompt: accepted drafts and the draft's rank of the target's token, of the failed cycles of the longest chain}
+Ranks = dict[int, list[tuple[int, int]]]
 
 
 def main() -> None:
@@ -34,13 +44,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--fit", nargs="+", default=["6", "2,5", "2,6", "1,3,6", "3,6"])
+    parser.add_argument("--trees", default=TREES)
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
-    runs = read(options.out)
+    runs, ranks = read(options.out)
     if not options.report:
-        generate(options, runs)
-    prompts = sorted({p for p, _ in runs if all((p, k) in runs for k in STEPS)})
-    cycles = {k: [a for p in prompts for a in runs[p, k]] for k in sorted(STEPS)}
+        generate(options, runs, ranks)
+    prompts = sorted({p for p, _ in runs if all((p, str(k)) in runs for k in STEPS)})
+    cycles = {k: [a for p in prompts for a in runs[p, str(k)]] for k in sorted(STEPS)}
     truth = {k: 1 + float(np.mean(accepted)) for k, accepted in cycles.items()}
     print(f"{len(prompts)} prompts; measured: " + ", ".join(f"{k} steps {v:.3f}" for k, v in truth.items()))
     for text in options.fit:
@@ -49,19 +60,40 @@ def main() -> None:
         errors = {k: 100 * (lengths.at(k).tokens / truth[k] - 1) for k in truth if k not in seen}
         shown = ", ".join(f"{k}{' (beyond)' if k > max(seen) else ''} {e:+.1f} %" for k, e in errors.items())
         print(f"seen {text}: {shown}")
+    report_trees(options.trees.split(","), runs, ranks, prompts, cycles[max(STEPS)])
 
 
-def read(path: Path) -> Runs:
+def report_trees(trees: list[str], runs: Runs, ranks: Ranks, prompts: list[int], chain: list[int]) -> None:
+    """Each tree as predicted from the longest chain's failures, with its range, and as measured."""
+    missed = np.zeros((max(STEPS), RANKS))
+    for accepted, rank in (pair for p in prompts for pair in ranks.get(p, [])):
+        missed[accepted, 0] += 1
+        if 2 <= rank <= RANKS:
+            missed[accepted, rank - 1] += 1
+    kept = [sum(a >= j for a in chain) for j in range(max(STEPS) + 1)]
+    accept = rank_acceptance(conditional_acceptance(kept), missed)
+    shares = missed[:, 1:4].sum(0) / missed[:, 0].sum()
+    print(f"{missed[:, 0].sum():.0f} failures; right token second, third, fourth: {np.round(shares, 3)}")
+    for tree in trees:
+        measured = [a for p in prompts for a in runs.get((p, tree), [])]
+        if measured:
+            found, truth = tree_length(accept, *(int(n) for n in tree.split("/"))), 1 + float(np.mean(measured))
+            error, ends = 100 * (found.tokens / truth - 1), f"[{found.low:.3f}, {found.high:.3f}]"
+            print(f"tree {tree}: predicted {found.tokens:.3f} {ends}, measured {truth:.3f}, error {error:+.1f} %")
+
+
+def read(path: Path) -> tuple[Runs, Ranks]:
     """What --out holds."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return {(row["p"], row["k"]): row["acc"] for row in map(json.loads, lines)}
+    rows = [json.loads(line) for line in lines]
+    runs = {(row["p"], str(row["k"])): row["acc"] for row in rows}
+    return runs, {row["p"]: [tuple(pair) for pair in row["missed"]] for row in rows if "missed" in row}
 
 
-def generate(options: argparse.Namespace, runs: Runs) -> None:
-    """Every prompt at every step count, appended to --out as it ends."""
+def generate(options: argparse.Namespace, runs: Runs, ranks: Ranks) -> None:
+    """Every prompt at every setting, appended to --out as it ends."""
     from tokenizers import Tokenizer
 
-    from specmeter.eagle.engine import Engine, Sampling, SpecSettings
     from specmeter.eagle.model_store import ensure_model
 
     model = ensure_model()
@@ -70,11 +102,27 @@ def generate(options: argparse.Namespace, runs: Runs) -> None:
     for index, prompt in enumerate(load_prompts(None).sample(options.prompts, options.seed)):
         text = f"<|im_start|>user\n{prompt.messages[-1][1]}<|im_end|>\n<|im_start|>assistant\n"
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:400]
-        for k in (k for k in STEPS if (index, k) not in runs):
-            cycles = list(engine.generate(ids, Sampling(max_tokens=options.tokens, ignore_eos=True), SpecSettings(k)))
-            runs[index, k] = [cycle.accepted for cycle in cycles[1:]]
+        sampling = Sampling(max_tokens=options.tokens, ignore_eos=True)
+        wanted = [*(str(k) for k in STEPS), *options.trees.split(",")]
+        for name in (name for name in wanted if (index, name) not in runs):
+            accepted, missed = decode(engine, ids, sampling, SpecSettings(*(int(n) for n in name.split("/"))))
+            runs[index, name] = accepted
+            row = {"p": index, "k": name, "acc": accepted}
+            if name == str(max(STEPS)):
+                ranks[index] = row["missed"] = missed
             with options.out.open("a") as log:
-                log.write(json.dumps({"p": index, "k": k, "acc": runs[index, k]}) + "\n")
+                log.write(json.dumps(row) + "\n")
+
+
+def decode(engine: Engine, ids: list[int], sampling: Sampling, spec: SpecSettings) -> tuple[list[int], list[Any]]:
+    """One answer: accepted drafts of every cycle, and of the failed ones of a chain the draft's rank beside."""
+    sequence = Sequence(list(ids), sampling, spec, Sampler(sampling), sampling.max_tokens)
+    cycle, accepted, missed = engine.worker.prefill(sequence), [], []
+    while cycle.finish is None:
+        cycle = engine.worker.cycle(sequence)
+        accepted.append(cycle.accepted)
+        missed += [(cycle.accepted, rank) for rank in sequence.missed_rank]
+    return accepted, missed
 
 
 def sample(steps: int, accepted: list[int]) -> Sample:

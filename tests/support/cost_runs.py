@@ -17,7 +17,8 @@ from specmeter.trace.tables import write_table
 class Law:
     """Milliseconds of each part of a cycle; ``accept`` is c1, c2, ... of the chain.
 
-    Verify of n tokens is ``verify + per_width * n``, with ``knee`` more for every token beyond six.
+    Verify of n tokens is ``verify + per_width * n``, with ``knee`` more for every token beyond six. ``ranks`` are the
+    shares of failures in which the draft had the right token at place 2, 3, ...; empty: the engine tells no places.
     """
 
     verify: float = 10.0
@@ -29,6 +30,7 @@ class Law:
     output: float = 0.3
     accept: tuple[float, ...] = (0.7, 0.6, 0.5, 0.5, 0.4, 0.4)
     noise: float = 0.02
+    ranks: tuple[float, ...] = ()
 
     def verify_ms(self, width: int) -> float:
         return self.verify + self.per_width * width + self.knee * max(0, width - 6)
@@ -103,6 +105,13 @@ def _accepted(rng: np.random.Generator, law: Law, k: int, ease: float) -> int:
     return accepted
 
 
+def _place(rng: np.random.Generator, law: Law, accepted: int, k: int) -> int:
+    """The draft's place of the token that a failed draft should have been; 0: none of its own, -1: no failure."""
+    if not law.ranks or accepted >= k:
+        return -1
+    return int(rng.choice([*range(2, len(law.ranks) + 2), 0], p=[*law.ranks, 1 - sum(law.ranks)]))
+
+
 def _cycle(
     rng: np.random.Generator, law: Law, k: int, prompt: str, at: int, of: int, ease: float, clock: int,
     rows: list[dict[str, Any]], spans: list[dict[str, Any]], batch: int,
@@ -125,6 +134,7 @@ def _cycle(
         "host": "h", "rank": 0, "cycle": number, "t0_ns": start, "dur_ns": clock - start, "kind": "decode",
         "batch": batch, "steps": k, "drafted": k * batch, "accepted": accepted, "sampled": accepted + batch,
         "setting": _label(k), "block": 0, "prompt_id": prompt, "dropped": dropped, "probed": 1,
+        **({"missed_rank": _place(rng, law, accepted, k)} if law.ranks else {}),
     })  # fmt: skip
     return clock
 

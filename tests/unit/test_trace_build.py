@@ -272,6 +272,19 @@ def test_processes_of_one_rank_have_rows_of_their_own(
     assert bool(trace.warnings) == shared and (not shared or "process 5 on host" in trace.warnings[0])
 
 
+def test_the_place_of_what_the_draft_missed_is_a_column_where_any_cycle_has_one(tmp_path: Path) -> None:
+    plan = make_plan(POINTS, [*VALUES, "cycle.missed_rank"])
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "both").mkdir()
+    missed = np.concatenate([one_cycle(), make_records([(7, 1095, 0, STEPS + 1, VALUE, 0, 0)])])
+    trace = load(tmp_path, repeat_cycle(missed, 4, 100), plan=plan)
+    assert cycle_columns(trace)["missed_rank"].tolist() == [7] * 4
+    bare = load(tmp_path / "bare", repeat_cycle(one_cycle(), 4, 100), plan=plan)
+    assert bare.main.cycles.missed_rank.tolist() == [-1] * 4 and "missed_rank" not in cycle_columns(bare)
+    both = load(tmp_path / "both", repeat_cycle(missed, 4, 100), repeat_cycle(one_cycle(), 4, 100), plan=plan)
+    assert sorted(cycle_columns(both)["missed_rank"].tolist()) == [-1] * 4 + [7] * 4
+
+
 def test_a_cycle_with_very_many_calls_does_not_widen_the_table_of_steps_without_bound(tmp_path: Path) -> None:
     calls = [(1000 + 10 * i, 1005 + 10 * i, 0, DRAFT, SPAN, 0, 0) for i in range(3000)]
     long = make_records([*calls, (1000, 41_000, 0, CYCLE_ID, SPAN, 0, 0)])

@@ -150,13 +150,13 @@ class CostModel:
             points[ON_DEVICE], phases = self.device.more_ms(steps), self.device.into(phases, steps)
         return Cost(points, phases)
 
-    def slack_ms(self, steps: int, batch: float | None = None, apart: float = 0.0) -> float:
-        """How far off the cycle of a chain may be for what was not measured, ms, over all points.
+    def slack_ms(self, steps: int, batch: float | None = None, apart: float = 0.0, width: float | None = None) -> float:
+        """How far off the cycle may be for what was not measured, ms, over all points; ``width`` as ``cycle`` has it.
 
         ``apart``: the narrowest verify comes from another start of the server, which may be off by that share.
         """
         batch = self.batch if batch is None else batch
-        work = verify_work((steps + 1) * batch, self.experts)
+        work = verify_work((steps + 1 if width is None else width) * batch, self.experts)
         slack = 0.0
         for model in self.models:
             slack += model.once.slack(work, VERIFY_SLACK if model.phase == "verify" else 0.0)
@@ -205,7 +205,7 @@ def fit(
         raise SpecmeterError(
             "No chain of draft steps was recorded.",
             "Recorded: " + (", ".join(sorted({s.setting for s in samples})) or "nothing") + ".",
-            "Profile with speculation on, top-k 1; trees need the draft ranks at each depth, which are not recorded.",
+            "Profile with speculation on, top-k 1: what trees would bring follows from a chain too.",
         )
     plain = [s for s in samples if s.steps == 0]
     means = {id(s): _means(s, weights) for s in [*chains, *plain]}

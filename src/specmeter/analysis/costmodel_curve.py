@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,7 +45,9 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Point:
+class Point:
+    """A predicted cycle with what it gains, the baseline step (ms) and how far off the cycle may be (ms)."""
+
     cost: Cost
     length: Length
     base: float | None
@@ -53,6 +55,7 @@ class _Point:
 
     @property
     def rate(self) -> float:
+        """Tokens a second of a sequence."""
         return 1000 * self.length.tokens / self.cost.ms
 
     @property
@@ -61,6 +64,14 @@ class _Point:
         slack = math.log1p(self.slack_ms / self.cost.ms) if self.cost.ms else 0.0
         length = self.length
         return slack, math.log(length.tokens / length.low), math.log(length.high / length.tokens)
+
+
+def drawn_weights(evidence: Evidence, seed: int) -> Iterator[dict[str, float]]:
+    """How often each prompt counts in each draw of the bootstrap; none of them with one prompt alone."""
+    units = sorted({unit for s in evidence.samples for unit in s.units})
+    rng = np.random.default_rng(seed)
+    for _ in range(DRAWS if len(units) > 1 else 0):
+        yield dict(zip(units, rng.multinomial(len(units), [1 / len(units)] * len(units)).tolist(), strict=True))
 
 
 def curve(evidence: Evidence, steps: Sequence[int], assumed: Assumed | None = None, seed: int = 0) -> tuple[Row, ...]:
@@ -72,60 +83,57 @@ def curve(evidence: Evidence, steps: Sequence[int], assumed: Assumed | None = No
     change = assumed or Assumed()
     wanted = sorted({k for k in steps if k > 0} | {evidence.now})
     shown = sorted({*wanted, *(k - 1 for k in wanted if k > 1)})
-    centre, present = _Draw(evidence, None).points(shown, change, slack=True)
-    units = sorted({unit for s in evidence.samples for unit in s.units})
-    rng = np.random.default_rng(seed)
+    centre, present = Draw(evidence, None).points(shown, change, slack=True)
+    units = len({unit for s in evidence.samples for unit in s.units})
     draws: dict[int, list[tuple[float, ...]]] = {k: [] for k in wanted}
-    for _ in range(DRAWS if len(units) > 1 else 0):
-        weights = dict(zip(units, rng.multinomial(len(units), [1 / len(units)] * len(units)).tolist(), strict=True))
+    for weights in drawn_weights(evidence, seed):
         try:
-            found, rate = _Draw(evidence, weights).points(wanted, change)
+            found, rate = Draw(evidence, weights).points(wanted, change)
         except (SpecmeterError, ZeroDivisionError):
             continue  # a draw that holds no cycle of a setting says nothing
         for k, point in found.items():
-            draws[k].append(_logs(point, rate))
+            draws[k].append(logs_of(point, rate))
     rows = [
-        _row(k, evidence, centre[k], present, np.array(draws[k]), len(units), centre.get(k - 1), assumed)
-        for k in wanted
+        row_of(k, evidence, centre[k], present, np.array(draws[k]), units, centre.get(k - 1), assumed) for k in wanted
     ]
     return tuple(row for row in rows if row.steps in steps or row.steps == evidence.now)
 
 
-class _Draw:
+class Draw:
     """The model fitted to one draw of prompts (``weights`` None: all of them, once)."""
 
     def __init__(self, evidence: Evidence, weights: Mapping[str, float] | None) -> None:
-        self._evidence = evidence
-        self._weights = weights
-        self._model = replace(fit(evidence.samples, evidence.experts, weights), device=evidence.device_step)
+        self.evidence = evidence
+        self.weights = weights
+        self.model = replace(fit(evidence.samples, evidence.experts, weights), device=evidence.device_step)
         self._ratios: dict[int, float] = {}
 
-    def points(self, steps: Sequence[int], change: Assumed, slack: bool = False) -> tuple[dict[int, _Point], float]:
+    def points(self, steps: Sequence[int], change: Assumed, slack: bool = False) -> tuple[dict[int, Point], float]:
         """A point for each of ``steps`` under ``change``, and tokens a second of the present as it is."""
-        evidence = self._evidence
-        model = self._model.scaled(change.factors) if change.factors else self._model
-        lengths = Lengths(evidence, self._weights, change)
+        evidence = self.evidence
+        model = self.model.scaled(change.factors) if change.factors else self.model
+        lengths = Lengths(evidence, self.weights, change)
         found = {
             k: self._point(model, lengths.at(k), k, change.batch, slack, change.saved_at(k, evidence.now))
             for k in steps
         }
         if change == Assumed() and evidence.now in found:
             return found, found[evidence.now].rate
-        plain = Lengths(evidence, self._weights, Assumed(acceptance=None))
-        return found, self._point(self._model, plain.at(evidence.now), evidence.now, None, False).rate
+        plain = Lengths(evidence, self.weights, Assumed(acceptance=None))
+        return found, self._point(self.model, plain.at(evidence.now), evidence.now, None, False).rate
 
     def _point(
         self, model: CostModel, length: Length, steps: int, batch: float | None, slack: bool, saved_ms: float = 0.0
-    ) -> _Point:
+    ) -> Point:
         ratio = self._ratios.get(steps)
         if ratio is None:
-            ratio = self._ratios[steps] = _calibration(self._evidence, self._model, steps, self._weights)
+            ratio = self._ratios[steps] = calibration(self.evidence, self.model, steps, self.weights)
         cost = model.cycle(steps, length.tokens, batch).times(ratio).less(saved_ms)
-        base = _baseline(self._evidence, self._weights, batch)
-        return _Point(cost, length, base, ratio * model.slack_ms(steps, batch, self._evidence.apart) if slack else 0.0)
+        base = baseline_ms(self.evidence, self.weights, batch)
+        return Point(cost, length, base, ratio * model.slack_ms(steps, batch, self.evidence.apart) if slack else 0.0)
 
 
-def _baseline(evidence: Evidence, weights: Mapping[str, float] | None, batch: float | None) -> float | None:
+def baseline_ms(evidence: Evidence, weights: Mapping[str, float] | None, batch: float | None) -> float | None:
     """The baseline step, ms; that of another batch than the usual one only where it was measured."""
     plain = evidence.plain(batch)
     if plain is None:
@@ -134,7 +142,7 @@ def _baseline(evidence: Evidence, weights: Mapping[str, float] | None, batch: fl
     return float(w @ plain.cycle_ms) / float(w @ plain.count)
 
 
-def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapping[str, float] | None) -> float:
+def calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapping[str, float] | None) -> float:
     """The measured cycle over the model's where this chain was measured, so that the curve meets it; else 1."""
     of = [s for s in evidence.chains if s.steps == steps and round(s.batch) == round(evidence.batch)]
     count = sum(float(unit_weights(s, weights) @ s.count) for s in of)
@@ -150,22 +158,24 @@ def _calibration(evidence: Evidence, model: CostModel, steps: int, weights: Mapp
     return measured / modelled
 
 
-def _logs(point: _Point, present: float) -> tuple[float, ...]:
+def logs_of(point: Point, present: float) -> tuple[float, ...]:
+    """What the bootstrap draws of a point, as logarithms; ``present`` tokens a second of the present steps."""
     base = point.base or 1.0
     ms, rate = point.cost.ms, point.rate
     return tuple(math.log(v) for v in (ms, point.length.tokens, rate, ms / base, rate * base, rate / present))
 
 
-def _row(
+def row_of(
     k: int,
     evidence: Evidence,
-    point: _Point,
+    point: Point,
     present: float,
     draws: Floats,
     units: int,
-    before: _Point | None,
+    before: Point | None,
     assumed: Assumed | None,
 ) -> Row:
+    """The row of a point with its intervals; ``draws`` [draws, 6] are the bootstrap's ``logs_of``."""
     slack, down, up = point.beyond
     if len(draws) >= DRAWS // 2:
         se = draws.std(axis=0, ddof=1) * math.sqrt(units / (units - 1))
@@ -206,7 +216,7 @@ def _half(interval: Interval) -> float:
     return math.log(interval.high / interval.low) / 2
 
 
-def _status(k: int, evidence: Evidence, point: _Point, assumed: Assumed | None) -> str:
+def _status(k: int, evidence: Evidence, point: Point, assumed: Assumed | None) -> str:
     known = sorted(s.steps for s in evidence.chains)
     if assumed is not None and assumed != Assumed():
         return "what if"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ PLAIN = "baseline"
 UNDER_PROFILER = "under a profiler, or after it"
 # Fewer cycles of a setting say nothing about its cost.
 MIN_CYCLES = 10
+# Places in the draft's own order that are told apart: a tree's branches, of which nobody drafts more.
+RANKS = 16
 _EARLY_SHARE = 0.05
 _TREE = re.compile(r"top-k=(\d+)")
 
@@ -36,7 +38,9 @@ class Sample:
     ``loop_ms`` [units, names] inside it; ``tokens``, ``tokens_sq`` [units] and ``tokens_once`` [units, names] are sums
     of the tokens gained a sequence, their squares, and their products with ``once_ms``. ``kept`` [units, steps + 1]
     counts verified sequences that kept at least 0, 1, 2, ... drafts. ``stalled`` cycles (analysis.stalls) are
-    in none of the times, but in ``kept``.
+    in none of the times, but in ``kept``. ``missed`` [units, steps, RANKS] counts sequences that failed at draft
+    1, 2, ... of a chain by the draft's own place r of the token that the target had there, at [..., r - 1]; the first
+    entry counts all of which a place is told, beyond RANKS and outside of the draft's vocabulary too.
     """
 
     setting: str
@@ -55,6 +59,7 @@ class Sample:
     tokens_once: Floats
     kept: Floats
     stalled: int = 0
+    missed: Floats = field(default_factory=lambda: np.zeros((0, 0, RANKS)))
 
     @property
     def cycles(self) -> int:
@@ -218,6 +223,7 @@ def _sample(
         total(gained), total(gained**2),
         np.stack([total(column * gained) for column in once[at].T], axis=1),
         _kept(cycles, verified, unit, len(units), steps), int(stalls.sum()),
+        _missed(cycles, verified, unit, len(units), steps),
     )  # fmt: skip
 
 
@@ -254,6 +260,22 @@ def _kept(cycles: Columns, verified: NDArray[np.bool_], unit: NDArray[np.int64],
     return kept
 
 
+def _missed(cycles: Columns, verified: NDArray[np.bool_], unit: NDArray[np.int64], units: int, steps: int) -> Floats:
+    """Failures by place, [units, steps, RANKS]; zeros where the engine does not tell the places."""
+    found = np.zeros((units, steps, RANKS))
+    ranks = cycles.get("missed_rank")
+    if ranks is None or ranks.dtype.kind not in "iu":
+        return found
+    accepted = cycles["accepted"]
+    told = verified & (ranks >= 0) & (cycles["batch"] <= 1) & (accepted >= 0) & (accepted < steps)
+    place = np.where((ranks >= 2) & (ranks <= RANKS), ranks - 1, 0)
+    # Each failure under "all of which a place is told", and those near enough under their own place too.
+    for chosen, column in ((told, np.zeros_like(place)), (told & (place > 0), place)):
+        cell = (unit[chosen] * steps + accepted[chosen]) * RANKS + column[chosen]
+        found += np.bincount(cell, minlength=found.size).reshape(found.shape)
+    return found
+
+
 def _merged(group: Sequence[Sample]) -> Sample:
     """Several recordings of one setting as one, units of the same name joined."""
     if len(group) == 1:
@@ -273,4 +295,5 @@ def _merged(group: Sequence[Sample]) -> Sample:
         first, units=units, count=joined("count"), cycle_ms=joined("cycle_ms"), once_ms=joined("once_ms"),
         loop_ms=joined("loop_ms"), tokens=joined("tokens"), tokens_sq=joined("tokens_sq"),
         tokens_once=joined("tokens_once"), kept=joined("kept"), stalled=sum(sample.stalled for sample in group),
+        missed=joined("missed"),
     )  # fmt: skip

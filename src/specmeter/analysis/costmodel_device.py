@@ -68,7 +68,7 @@ def device_step(runs: Sequence[Run], samples: Sequence[Sample]) -> DeviceStep | 
         return None
     batches = {round(s.batch) for s in samples if s.steps in steps}
     for run in runs:
-        for window in _windows(run):
+        for window in windows_of(run):
             cycles = window.get("cycles") or {}
             ms = _step_ms(window)
             if cycles.get("steps") in steps and cycles.get("batch") in batches and ms is not None:
@@ -76,7 +76,8 @@ def device_step(runs: Sequence[Run], samples: Sequence[Sample]) -> DeviceStep | 
     return None
 
 
-def _windows(run: Run) -> list[dict[str, Any]]:
+def windows_of(run: Run) -> list[dict[str, Any]]:
+    """What is known of a run's deep windows; empty without any, or where they are damaged."""
     document = run.analysis
     if (run.path / "deep").is_dir():
         with contextlib.suppress(SpecmeterError):  # a damaged window is said by `report`, and the model does without

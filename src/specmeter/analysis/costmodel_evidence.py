@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from specmeter.analysis.collective_words import Communication
 from specmeter.analysis.costmodel_data import Sample
 from specmeter.analysis.costmodel_device import DeviceStep
+from specmeter.analysis.costmodel_seams import Seams
 from specmeter.analysis.moe import Experts
 from specmeter.analysis.stats import Interval
 from specmeter.errors import SpecmeterError
@@ -41,7 +42,7 @@ class Evidence:
     acceptance by position where the cycles hold none, and the steps that run at present. ``communication``
     is what a deep window at these steps saw of collectives. ``plain_from`` names the run that the plain cycles come
     from where that is another one, and ``apart`` is how far (0.06: 6 %) its start may then be off.
-    ``device_step`` is a draft step as a deep window saw it."""
+    ``device_step`` is a draft step as a deep window saw it, ``seams`` the time that the device waits for the host."""
 
     samples: tuple[Sample, ...]
     now: int
@@ -52,6 +53,7 @@ class Evidence:
     plain_from: str = ""
     apart: float = 0.0
     device_step: DeviceStep | None = None
+    seams: Seams | None = None
 
     @property
     def chains(self) -> list[Sample]:

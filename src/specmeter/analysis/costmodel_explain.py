@@ -15,9 +15,12 @@ from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
 from specmeter.analysis.costmodel_device import device_step
+from specmeter.analysis.costmodel_document import row_json, trees_json
 from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.analysis.costmodel_measured import measured_words
 from specmeter.analysis.costmodel_notes import assumptions
+from specmeter.analysis.costmodel_seams import saved_seams
+from specmeter.analysis.costmodel_trees import predicted_trees
 from specmeter.analysis.diff import START_EFFECT
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.saved import analysed
@@ -66,6 +69,7 @@ def evidence_of(
     return Evidence(
         samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present),
         str(plain.path) if plain else "", START_EFFECT if plain else 0.0, device_step(runs, samples),
+        saved_seams(runs, samples, present),
     )  # fmt: skip
 
 
@@ -132,6 +136,7 @@ def explain(
     present = {**cost.points, **cost.phases}
     answers = [ask(evidence, question, steps, present) for question in questions]
     top = best(rows)
+    trees = predicted_trees(evidence)
     return {
         "schema": SCHEMA,
         "kind": "explain",
@@ -145,9 +150,10 @@ def explain(
         "samples": [_sample(s) for s in evidence.samples],
         "acceptance_conditional": list(recorded_acceptance(evidence)),
         "curve": [row_json(row) for row in rows],
+        "trees": trees_json(evidence, trees),
         "verify": _verify(evidence, [row.steps for row in rows], shape, context),
         "what_if": [_answer(answer) for answer in answers],
-        "actions": [_action(action) for action in actions(evidence, rows, commands)],
+        "actions": [_action(action) for action in actions(evidence, rows, commands, trees)],
         "assumptions": list(assumptions(evidence)),
         "interval": rows[0].cycle_ms.method,
         "verify_slack": VERIFY_SLACK,
@@ -219,29 +225,6 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "batch": sample.batch, "cycles": sample.cycles, "stalled": sample.stalled, "prompts": len(sample.units),
         "cycle_ms": float(sample.cycle_ms.sum()) / sample.cycles,
     }  # fmt: skip
-
-
-def row_json(row: Row) -> dict[str, Any]:
-    """A row of the curve as JSON."""
-    return {
-        "steps": row.steps,
-        "status": row.status,
-        "cycle_ms": row.cycle_ms.as_json(),
-        "accept_length_tokens": row.tokens.as_json(),
-        "tokens_per_s": row.tok_s.as_json(),
-        "break_even_tokens": row.break_even.as_json() if row.break_even else None,
-        "speedup": row.speedup.as_json() if row.speedup else None,
-        "gain": row.gain.as_json(),
-        "phases_ms": dict(row.phases_ms),
-        "one_more_step": {"ms": row.more_ms, "tokens": row.more_tokens, "pays": _pays(row)},
-    }
-
-
-def _pays(row: Row) -> bool | None:
-    """Whether the last step brings tokens at a higher rate than the cycle as a whole has."""
-    if row.more_ms is None or row.more_tokens is None:
-        return None
-    return row.more_tokens * row.cycle_ms.point > row.more_ms * row.tokens.point
 
 
 def _verify(evidence: Evidence, steps: Sequence[int], shape: Shape | None, context: float) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specmeter.analysis.costmodel_evidence import Evidence
+from specmeter.analysis.costmodel_trees import why_not
 from specmeter.analysis.stalls import RULE
 
 ASSUMPTIONS = (
@@ -38,8 +39,8 @@ def _of_evidence(evidence: Evidence) -> list[str]:
             f"plain decoding (verify at width 1, the baseline step) comes from {evidence.plain_from}, another start of "
             f"the same server build: {100 * evidence.apart:.0f} % of it is in the errors"
         )
-    if any(s.topk > 1 for s in evidence.samples):
-        notes.append("trees are reported as measured only: the draft ranks at each depth are not recorded")
+    if any(s.topk > 1 for s in evidence.samples) and why_not(evidence):
+        notes.append(f"trees are reported as measured only: {why_not(evidence)}")
     stalled = sum(s.stalled for s in evidence.samples)
     if stalled:
         notes.append(f"{stalled} cycles {RULE} are left out: stalls of the machine")

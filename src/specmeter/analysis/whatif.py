@@ -10,6 +10,8 @@ from typing import Any
 from specmeter.analysis.costmodel_collectives import COLLECTIVE
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_evidence import Assumed, Evidence
+from specmeter.analysis.costmodel_seams import Seams
+from specmeter.analysis.costmodel_trees import TREE_ASSUMPTIONS, Tree, tree_rows
 from specmeter.errors import SpecmeterError
 
 _NAME = r"(?P<name>[a-z_]+(?:\.[a-z_]+)?)"
@@ -20,10 +22,11 @@ _STEPS = re.compile(r"^(?:k ?= ?|steps )(?P<steps>\d+)$|^(?P<other>\d+) steps$")
 _LENGTH = re.compile(r"^accept length (?P<tokens>\d+(?:\.\d+)?)$")
 _BATCH = re.compile(r"^batch (?P<batch>[1-9]\d{0,4})$")
 _WIRING = re.compile(r"^wiring fixed(?:: ?(?P<rates>[\d., ]+))?$")
+_TREE = re.compile(r"^tree (?P<steps>\d{1,3})/(?P<topk>\d{1,3})/(?P<tokens>\d{1,4})$")
 _DRAFT_TP = re.compile(r"^draft at tp ?1$")
 EXAMPLES = (
     "verify 27 % faster", "draft.head at zero", "verify at 12 ms", "seams at zero", "draft at TP 1", "wiring fixed",
-    "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2", "batch 8",
+    "wiring fixed: 0.8,0.7,0.6", "accept length 2.5", "k=2", "tree 3/4/8", "batch 8",
 )  # fmt: skip
 _MOST_FACTOR = 1e6
 SAME_BASELINE = "the baseline step stays as it was measured"
@@ -55,7 +58,12 @@ def ask(evidence: Evidence, question: str, steps: Sequence[int], phases_ms: Mapp
         wanted = int((steps_asked["steps"] or steps_asked["other"])[:9])
         evidence.check_steps(wanted, question)
         return _steps(evidence, question, wanted)
-    if _DRAFT_TP.match(words):
+    tree = _TREE.match(words)
+    if tree:
+        return _tree(evidence, question, Tree(int(tree["steps"]), int(tree["topk"]), int(tree["tokens"])))
+    if words in ("seams at zero", "seam at zero"):
+        assumed, assumptions, reason = _seams(evidence.seams, phases_ms)
+    elif _DRAFT_TP.match(words):
         seen = evidence.communication
         assumed, assumptions, reason = _draft_tp(phases_ms, seen.draft_ms if seen is not None else {})
     else:
@@ -76,11 +84,24 @@ def _steps(evidence: Evidence, question: str, wanted: int) -> Answer:
     return Answer(question, row, row, ("the same prompts, batch and machine",))
 
 
+def _tree(evidence: Evidence, question: str, tree: Tree) -> Answer:
+    """A tree as SGLang's flags name it: steps/top-k/draft tokens."""
+    if tree.topk < 2 or not 2 <= tree.tokens <= tree.largest:
+        raise SpecmeterError(
+            f"{question}: such a tree cannot be grown.",
+            f"It has 2 branches a step or more, and {tree.label} grows {tree.largest} tokens at most.",
+            "Write steps/top-k/draft tokens, as `tree 3/4/8`.",
+        )
+    try:
+        row = tree_rows(evidence, [tree])[0]
+    except SpecmeterError as error:
+        return Answer(question, None, None, (), f"{error.what} {error.why}".strip())
+    return Answer(question, row, row, TREE_ASSUMPTIONS)
+
+
 def _assumed(
     words: str, question: str, phases_ms: Mapping[str, float], measured: Sequence[float]
 ) -> tuple[Assumed | None, tuple[str, ...], str]:
-    if words in ("seams at zero", "seam at zero"):
-        return _seams(phases_ms)
     for pattern in (_FASTER, _ZERO, _AT_MS):
         match = pattern.match(words)
         if match:
@@ -146,17 +167,16 @@ def _batch(batch: int, measured: Sequence[float]) -> tuple[Assumed, tuple[str, .
     return Assumed(batch=float(batch)), tuple(notes), ""
 
 
-def _seams(phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
-    if "seam" in phases_ms:
-        return (
-            Assumed({"seam": 0.0}),
-            ("the device never waits for the host, and its own work stays", SAME_BASELINE),
-            "",
-        )
+def _seams(seams: Seams | None, phases_ms: Mapping[str, float]) -> tuple[Assumed | None, tuple[str, ...], str]:
+    if seams is not None:
+        vanish = f"{seams.ms:.3f} ms of a cycle vanish, as many at every step count: {seams.words}"
+        kept = "the device never waits for the host, and its own work stays"
+        return Assumed(saved_ms={"seam": seams.ms}), (vanish, kept, SAME_BASELINE), ""
     rest = sum(max(0.0, phases_ms.get(name, 0.0)) for name in ("other", "wait"))
     reason = (
-        "a seam is the device's idle time between two phases, and this run has a host clock only; host time in no "
-        f"named phase is {rest:.3f} ms a cycle, which is no seam (ask `other at zero` for that)"
+        "a seam is the device's idle time between two phases, and this run has a host clock only (on a GPU profile "
+        f"--deep N or --device-events shows it); host time in no named phase is {rest:.3f} ms a cycle, which is no "
+        "seam (ask `other at zero` for that)"
     )
     return None, (), reason
 

@@ -15,6 +15,7 @@ from specmeter.analysis.costmodel_collectives import COLLECTIVE
 from specmeter.analysis.costmodel_curve import DRAWS, LEVEL, Row, best, curve
 from specmeter.analysis.costmodel_data import Sample
 from specmeter.analysis.costmodel_evidence import Assumed, Evidence
+from specmeter.analysis.costmodel_trees import Tree
 from specmeter.analysis.stats import Interval
 from specmeter.analysis.student import t_quantile
 
@@ -69,16 +70,21 @@ class Commands(Protocol):
         ...
 
 
-def actions(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> tuple[Action, ...]:
-    """The best ``COUNT`` actions; fewer where nothing else is predicted to help at all.
+def actions(
+    evidence: Evidence, rows: Sequence[Row], commands: Commands, trees: Mapping[Tree, Row] | None = None
+) -> tuple[Action, ...]:
+    """The best ``COUNT`` actions, ``trees`` being those predicted, best first.
 
-    Ranked by the middle between the predicted gain and its lower end, so that a wide guess does not come first.
+    Ranked by the middle between the predicted gain and its lower end, so that a wide guess does not come first. Where
+    fewer are predicted to help, step counts follow that are not told apart from the present one; fewer than ``COUNT``
+    are left only where nothing else can be tried.
     """
     found = [*_steps(evidence, rows, commands), *_off(evidence, rows, commands), *_trees(evidence, commands)]
+    found += _predicted_tree(evidence, trees or {}, commands)
     found += [*_verify(evidence, commands), *_draft(evidence, commands), *_host(evidence, commands)]
     found += [*_acceptance(evidence, commands), *_collectives(evidence, commands)]
-    useful = [a for a in found if a.gain.point > LEAST and a.command]
-    return tuple(sorted(useful, key=lambda a: -_cautious(a.gain))[:COUNT])
+    useful = sorted((a for a in found if a.gain.point > LEAST and a.command), key=lambda a: -_cautious(a.gain))
+    return tuple([*useful, *_not_told_apart(evidence, rows, commands, useful)][:COUNT])
 
 
 def counted_steps(steps: int) -> str:
@@ -95,14 +101,31 @@ def _steps(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[
     top = best(rows)
     if top.steps == evidence.now or (top.speedup is not None and top.speedup.point < 1):
         return []
+    return [_step_count(evidence, rows, top, commands)]
+
+
+def _not_told_apart(
+    evidence: Evidence, rows: Sequence[Row], commands: Commands, useful: Sequence[Action]
+) -> list[Action]:
+    """Further step counts that may be faster within the error; none where plain decoding wins."""
+    top = best(rows)
+    if top.speedup is not None and top.speedup.point < 1:
+        return []
+    others = [row for row in rows if row.steps not in (evidence.now, top.steps) and row.gain.high > 1]
+    found = [_step_count(evidence, rows, row, commands) for row in sorted(others, key=lambda row: -row.gain.point)]
+    titles = {action.title for action in useful}
+    return [action for action in found if action.command and action.title not in titles]
+
+
+def _step_count(evidence: Evidence, rows: Sequence[Row], top: Row, commands: Commands) -> Action:
     now = next(row for row in rows if row.steps == evidence.now)
     why = (
         f"{top.tokens.point:.2f} tokens in {top.cycle_ms.point:.2f} ms instead of "
         f"{now.tokens.point:.2f} in {now.cycle_ms.point:.2f} ms ({top.status})"
     )
     title = f"{counted_steps(top.steps)} instead of {evidence.now}"
-    return [Action(title, MEASURED if top.status == "measured" else SETTING, top.gain,
-                   commands.setting(top.steps, 1, top.steps + 1), why)]  # fmt: skip
+    return Action(title, MEASURED if top.status == "measured" else SETTING, top.gain,
+                  commands.setting(top.steps, 1, top.steps + 1), why)  # fmt: skip
 
 
 def _off(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Action]:
@@ -119,7 +142,7 @@ def _off(evidence: Evidence, rows: Sequence[Row], commands: Commands) -> list[Ac
 
 
 def _trees(evidence: Evidence, commands: Commands) -> list[Action]:
-    """Trees that were measured: without the draft ranks at each depth none can be predicted."""
+    """Trees that were measured."""
     found = []
     present = next((s for s in evidence.chains if s.steps == evidence.now and s.accepts), None)
     for tree in (s for s in evidence.samples if s.topk > 1 and s.accepts):
@@ -132,6 +155,18 @@ def _trees(evidence: Evidence, commands: Commands) -> list[Action]:
             Action(title, MEASURED, _rates(tree, present), commands.setting(tree.steps, tree.topk, width), why)
         )
     return found
+
+
+def _predicted_tree(evidence: Evidence, trees: Mapping[Tree, Row], commands: Commands) -> list[Action]:
+    """The best tree that was not measured, from the draft's ranks."""
+    seen = {(s.steps, s.topk, round(s.width)) for s in evidence.samples}
+    new = [(tree, row) for tree, row in trees.items() if (tree.steps, tree.topk, tree.tokens) not in seen]
+    if not new:
+        return []
+    tree, row = new[0]
+    title = f"a tree: {tree.steps} steps, top-k {tree.topk}, {tree.tokens} tokens"
+    why = f"{row.tokens.point:.2f} tokens in {row.cycle_ms.point:.2f} ms, from the draft's ranks where chains failed"
+    return [Action(title, SETTING, row.gain, commands.setting(tree.steps, tree.topk, tree.tokens), why)]
 
 
 def _length(sample: Sample, weights: Mapping[str, float] | None = None) -> float:

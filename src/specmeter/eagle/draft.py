@@ -7,10 +7,13 @@ before its final norm where it has not.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specmeter.eagle.config import DraftConfig
@@ -89,6 +92,14 @@ class Draft:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the draft vocabulary [rows, draft_vocab] from ``forward``'s output [rows, hidden]."""
         return self.lm_head(self.norm(hidden))
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """By target id, as far as the draft knows any, its id in the draft's vocabulary; -1: it has none."""
+        ids = self.target_ids.cpu().numpy()
+        found = np.full(int(ids.max()) + 1, -1, np.int64)
+        found[ids] = np.arange(len(ids))
+        return found
 
     def _read_target_ids(self, checkpoint: Checkpoint, target: Target) -> Tensor:
         vocab, full = self.config.draft_vocab_size, target.config.vocab_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,12 +19,14 @@ class DraftTree:
 
     ``tokens`` are target ids with the root first, ``parents`` the index of each token's parent (-1 for the root);
     a parent comes before its children. ``proposals`` are the distributions over the draft vocabulary that a chain's
-    tokens were drawn from, [draft_vocab] each, or empty if the tokens were chosen without chance.
+    tokens were drawn from, [draft_vocab] each, or empty if the tokens were chosen without chance; ``chosen_from`` are
+    then the logits [1, draft_vocab] that each of a chain's tokens is the likeliest of, empty for a tree.
     """
 
     tokens: list[int]
     parents: list[int]
     proposals: tuple[Tensor, ...] = ()
+    chosen_from: tuple[Tensor, ...] = field(default=(), compare=False)
 
     @property
     def is_chain(self) -> bool:
@@ -80,6 +82,7 @@ class ChainGrowth:
         self._proposals: list[Tensor] = []
         self._logits: list[Tensor] = []
         self._drawn: list[int] = []
+        self._asked = 0
         self._probability = 1.0
         self.expand(logits, hidden)
 
@@ -99,14 +102,15 @@ class ChainGrowth:
     def probability(self) -> float:
         # Only who asks pays for it. Every token asked about stays in the draft, so that what a later one is drawn from
         # depends on nothing but those before it, as speculative sampling wants.
-        for logits, token in zip(self._logits, self._drawn, strict=True):
+        for logits, token in zip(self._logits[self._asked :], self._drawn[self._asked :], strict=True):
             self._probability *= float(torch.softmax(logits[0].float(), -1)[token])
-        self._logits, self._drawn = [], []
+        self._asked = len(self._drawn)
         return self._probability
 
     def finish(self, root: int, limit: int) -> DraftTree:
         tokens = [root, *(int(t) for t in self._tokens[: limit - 1])]
-        return DraftTree(tokens, list(range(-1, len(tokens) - 1)), tuple(self._proposals[: limit - 1]))
+        chosen_from = () if self._proposals else tuple(self._logits[: limit - 1])
+        return DraftTree(tokens, list(range(-1, len(tokens) - 1)), tuple(self._proposals[: limit - 1]), chosen_from)
 
 
 class TreeGrowth:

@@ -15,6 +15,7 @@ from torch import Tensor
 from specmeter.eagle.accept import Accepted, accept
 from specmeter.eagle.draft import Draft
 from specmeter.eagle.kv import KVCache, TreeMask
+from specmeter.eagle.missed import Missed
 from specmeter.eagle.sampling import Sampler
 from specmeter.eagle.settings import MAX_DRAFT_TOKENS, MAX_STEPS, MAX_TOPK, Sampling, SpecSettings
 from specmeter.eagle.target import Target
@@ -40,7 +41,10 @@ class Cycle:
 
 @dataclass
 class Sequence:
-    """One request in flight. ``pending`` is the last token given out, which the target has not seen yet."""
+    """One request in flight. ``pending`` is the last token given out, which the target has not seen yet.
+
+    ``missed`` is where the last cycle's chain failed; None where nothing did, and for trees and drafts that were drawn.
+    """
 
     prompt: list[int]
     sampling: Sampling
@@ -50,6 +54,12 @@ class Sequence:
     pending: int = -1
     draft_hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     draft_logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    missed: Missed | None = None
+
+    @property
+    def missed_rank(self) -> list[int]:
+        """``missed.rank``, empty where there is none: what the recipe reads of a cycle."""
+        return [] if self.missed is None else self.missed.rank
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,7 @@ class Worker:
             tree = self.draft(sequence)
             verified = self.verify(tree)
             accepted = self.accept(sequence, tree, verified)
+            sequence.missed = self._missed(tree, accepted)
             self.extend(sequence, verified, accepted)
             self.kv(accepted)
             return self._output(sequence, accepted.tokens, len(tree.tokens) - 1, len(accepted.path) - 1)
@@ -231,6 +242,12 @@ class Worker:
         head = self._draft_head()
         hidden = head.fuse(states[path])
         return head.forward(batch.tokens, hidden, batch.positions, batch.mask, self.draft_cache, batch.start)[-1:]
+
+    def _missed(self, tree: DraftTree, accepted: Accepted) -> Missed | None:
+        kept = len(accepted.path) - 1
+        if kept >= len(tree.chosen_from):
+            return None
+        return Missed(tree.chosen_from[kept], self._draft_head(), accepted.tokens[kept])
 
     def _draft_head(self) -> Draft:
         assert self.head is not None, "Engine.generate lets no speculative request in without a draft head"

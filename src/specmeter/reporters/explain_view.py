@@ -38,6 +38,7 @@ def explain_parts(document: Mapping[str, Any], width: int) -> Iterator[Renderabl
     yield heading("Draft steps")
     yield _curve(document, width)
     yield from _curve_notes(document, width)
+    yield from _trees(document, width)
     yield from _verify(document, width)
     for answer in document["what_if"]:
         yield from _answer(answer)
@@ -132,6 +133,28 @@ def _curve_notes(document: Mapping[str, Any], width: int) -> Iterator[Renderable
         )
     kept = ", ".join(percent(c) for c in document["acceptance_conditional"])
     yield remark(f"Acceptance by position, if the one before was kept: {kept}")
+
+
+def _trees(document: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The trees worth trying; nothing where none can be predicted, which the assumptions say where one was recorded."""
+    rows = (document.get("trees") or {}).get("rows") or []
+    if not rows:
+        return
+    yield heading("Trees (steps/top-k/draft tokens), predicted from the draft's ranks")
+    measured = any(row["measured_tokens"] is not None for row in rows)
+    wide = width >= NARROW
+    columns = ["tree", "cycle ms", *([""] if wide else []), "accept", *([""] if wide else [])]
+    table = make_table([*columns, *(["measured"] if measured else []), "tok/s", *([""] if wide else [])])
+    for row in rows:
+        cycle, length, speed = row["cycle_ms"], row["accept_length_tokens"], row["tokens_per_s"]
+        cells = [f"{row['steps']}/{row['topk']}/{row['draft_tokens']}", point(cycle, 2)]
+        cells += [_error(cycle)] if wide else []
+        cells += [point(length, 2), *([_error(length, *accept_range(row["steps"]))] if wide else [])]
+        cells += [number(row["measured_tokens"], 2)] if measured else []
+        table.add_row(*cells, point(speed, 1), *([_error(row["gain"])] if wide else []))
+    yield table
+    for line in document["trees"]["assumptions"]:
+        yield remark(f"Assumed: {line}.")
 
 
 def _off(document: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from specmeter.trace.values import Values
 
 DECODE, MIXED, AFTER_PREFILL, PREFILL = range(4)
 KINDS = ("decode", "mixed", "after-prefill", "prefill")
-KEPT, FIRST, LAST, ARMING, OPEN, OUTSIDE, PARTLY_PROBED, EMPTY = range(8)
+KEPT, FIRST, LAST, ARMING, OPEN, OUTSIDE, PARTLY_PROBED, EMPTY, LOST = range(9)
 MIXTURE = 2  # of code with probes and without, or not known
 DROPS = (
     "",
@@ -26,6 +26,7 @@ DROPS = (
     "outside of every request",
     "probes changed during it",
     "a step without a request",
+    "records of it are missing",
 )
 UNKNOWN = -1
 _MAX_OVERLAP = 256
@@ -40,7 +41,8 @@ class CycleTable:
     ``drafted``, ``accepted`` (drafts, bonus excluded) and ``sampled`` (bonus included) are tokens over the whole batch;
     -1 means not known. ``request`` is the index of a request that ran then; ``probed`` is 1 where the probes were in,
     0 where the original code ran, and ``drawn`` says that this was drawn at random. ``accept`` has one row a verified
-    sequence: cycle, accepted, drafted.
+    sequence: cycle, accepted, drafted. ``missed_rank`` is the place, in the draft's own order, of the token that the
+    target had where the drafts failed first (0: not in the draft's vocabulary), -1 where nothing failed or told.
     """
 
     t0_ns: NDArray[np.int64]
@@ -57,6 +59,7 @@ class CycleTable:
     probed: NDArray[np.uint8]
     drawn: NDArray[np.bool_]
     accept: NDArray[np.int32]
+    missed_rank: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.t0_ns)
@@ -67,7 +70,8 @@ class CycleSources:
     """What the table is made from: cycle spans in order of time, values, and spans of points that mark prefill.
 
     ``marks`` holds (time, state) of the changes of sampling: 1 probes in, 0 out, 2 a mixture, 3 in without a draw from
-    here on; ``worker_marks`` those of the process that works for this one, which draws for itself.
+    here on; ``worker_marks`` those of the process that works for this one, which draws for itself. ``lost`` holds
+    (from, to) of stretches of time of which records are missing.
     """
 
     starts: NDArray[np.int64]
@@ -76,6 +80,7 @@ class CycleSources:
     prefill: NDArray[np.int64]
     marks: NDArray[np.int64]
     worker_marks: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    lost: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
 
 def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Request]) -> CycleTable:
@@ -106,6 +111,7 @@ def build_cycles(sources: CycleSources, index: PlanIndex, requests: Sequence[Req
     return CycleTable(
         starts, dur, sources.ends - starts, kind, drop, batch.astype(np.int32), steps.astype(np.int32),
         drafted.astype(np.int32), accepted.astype(np.int32), sampled.astype(np.int32), request, probed, drawn, accept,
+        _per_cycle(values, "missed_rank", starts, "first").astype(np.int32),
     )  # fmt: skip
 
 
@@ -267,6 +273,9 @@ def _drops(
         first[sent[sent < count]] = True
     drop[first] = FIRST
     drop[last] = LAST
+    # What seems to be one long cycle may be all of those whose records are gone.
+    for begin, end in cycle_at(starts, sources.lost).tolist():
+        drop[max(begin, 0) : end + 1] = LOST
     if count:
         drop[0] = ARMING
         drop[-1] = OPEN

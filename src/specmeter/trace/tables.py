@@ -21,8 +21,12 @@ Columns = dict[str, NDArray[Any]]
 
 
 def cycle_columns(trace: Trace) -> Columns:
-    """The cycles of all ranks, one row each."""
-    return _join([_cycles(rank, trace.requests) for rank in trace.ranks])
+    """The cycles of all ranks, one row each; ``missed_rank`` is a column where the engine tells it of some cycle."""
+    parts = [_cycles(rank, trace.requests) for rank in trace.ranks]
+    if any((rank.cycles.missed_rank >= 0).any() for rank in trace.ranks):
+        for part, rank in zip(parts, trace.ranks, strict=True):
+            part["missed_rank"] = rank.cycles.missed_rank
+    return _join(parts)
 
 
 def span_columns(trace: Trace) -> Columns:

@@ -13,6 +13,7 @@ from specmeter.analysis.costmodel_curve import Row, curve
 from specmeter.analysis.costmodel_device import DeviceStep
 from specmeter.analysis.costmodel_evidence import Assumed
 from specmeter.analysis.costmodel_explain import evidence_of, explain
+from specmeter.analysis.whatif import Answer, ask
 from specmeter.commands.explain_commands import ServerCommands
 from specmeter.trace.deep import FOLDER
 from specmeter.trace.rundir import load
@@ -106,3 +107,42 @@ def test_cycles_under_the_profiler_and_after_it_are_left_out(tmp_path: Path) -> 
     # Where nothing else was recorded they are what there is.
     (path / FOLDER / "1-1-1.meta.json").write_text(json.dumps({**meta, "prepare_ns": [0, 1]}))
     assert rows(path)[3].cycle_ms.point == pytest.approx(slowed)
+
+
+IDLE = {
+    "total_ms": 2.0, "gaps": 9.0, "points_ms": {}, "rows": [], "rest_ms": 0.0,
+    "causes_ms": {
+        "host at work": 0.7, "host waiting": 0.3, "launched, not begun": 0.2, "queued on the device": 0.5,
+        "launch not seen": 0.3,
+    },
+}  # fmt: skip
+
+
+def seams_at_zero(path: Path) -> Answer:
+    return ask(evidence_of([load(path)], now=3), "seams at zero", range(1, 6), {})
+
+
+def test_seams_at_zero_takes_what_the_device_waited_for_the_host(tmp_path: Path) -> None:
+    """Of a window the causes that are the host's: 1.2 of 2 ms; a queued kernel's gap is the device's own."""
+    answer = seams_at_zero(recorded(tmp_path, [0, 3], window(idle=IDLE, busy_ms={"point": 5.0})))
+    assert answer.here is not None and "1.200 ms" in answer.assumptions[0]
+    plain = rows(tmp_path / "run")
+    for k, row in {3: answer.here, answer.best.steps if answer.best else 3: answer.best}.items():
+        assert row is not None and row.cycle_ms.point == pytest.approx(plain[k].cycle_ms.point - 1.2, abs=0.001)
+    assert answer.here.gain.point == pytest.approx(plain[3].cycle_ms.point / (plain[3].cycle_ms.point - 1.2), rel=0.001)
+
+
+def test_no_more_seams_than_a_cycle_without_the_profiler_has_left(tmp_path: Path) -> None:
+    cycle = rows(recorded(tmp_path, [0, 3], window()))[3].cycle_ms.point
+    answer = seams_at_zero(recorded(tmp_path / "busy", [0, 3], window(idle=IDLE, busy_ms={"point": cycle - 0.4})))
+    assert answer.here is not None and "fit into a cycle without the profiler" in answer.assumptions[0]
+    assert answer.here.cycle_ms.point == pytest.approx(cycle - 0.4, abs=0.02)
+
+
+def test_seams_of_timed_points_are_said_to_be_the_most(tmp_path: Path) -> None:
+    idle = {"low": 0.8, "point": 0.9, "high": 1.0, "level": 0.95, "method": "t", "n": 9, "unit": "request"}
+    path = write_run(tmp_path / "run", SEEN, [0, 3], changes={"device": {"idle_ms": idle}, "steps": 3})
+    answer = seams_at_zero(path)
+    assert answer.here is not None and "0.900 ms" in answer.assumptions[0] and "the most" in answer.assumptions[0]
+    other = write_run(tmp_path / "other", SEEN, [0, 3], changes={"device": {"idle_ms": None, "reason": "host"}})
+    assert seams_at_zero(other).here is None and "host clock only" in seams_at_zero(other).reason

@@ -39,6 +39,19 @@ def test_three_actions_with_gain_error_and_a_command(run_dir: Path, capsys: pyte
     assert steps["command"] == f"specmeter profile --steps {best}"
 
 
+def test_three_actions_also_where_little_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server seen at its own step count alone, without a baseline: step counts within the error fill the three."""
+    law = Law(accept=(0.6, 0.4), noise=0.1)
+    line = ["specmeter", "explain", "--live", "--link", "x", "--url", "u"]
+    path = write_run(tmp_path / "run", law, [2], command=line)
+    result = explained(capsys, str(path))
+    assert len(result["actions"]) == 3
+    filled = [action for action in result["actions"] if action["gain"]["point"] <= 1.002]
+    assert filled and filled == result["actions"][-len(filled) :]
+    for action in filled:
+        assert "instead of 2" in action["title"] and action["gain"]["high"] > 1 and "--steps" in action["command"]
+
+
 def test_speculation_that_does_not_pay_is_to_be_switched_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

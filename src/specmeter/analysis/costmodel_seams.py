@@ -1,0 +1,57 @@
+"""What seams cost: the time of a cycle in which the device waits for the host, from what the run saw of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specmeter.analysis.costmodel_data import Sample
+from specmeter.analysis.costmodel_device import windows_of
+from specmeter.analysis.device_idle import CAUSES, LATENCY, WAITING, WORK
+from specmeter.trace.rundir import Run
+
+
+@dataclass(frozen=True)
+class Seams:
+    """``ms`` of a cycle at the present steps, and in ``words`` where that comes from."""
+
+    ms: float
+    words: str
+
+
+def saved_seams(runs: Sequence[Run], samples: Sequence[Sample], now: int) -> Seams | None:
+    """The seams at ``now`` draft steps: of a deep window if there is one, else of the device's timed points.
+
+    Kernels take as long under a profiler as without it, Python takes longer: so no more is taken than a cycle without
+    it has left beside the window's busy time. None where the run saw nothing of a device.
+    """
+    of = [s for s in samples if s.steps == now and s.topk == 1]
+    cycles = sum(s.cycles for s in of)
+    if not cycles:
+        return None
+    cycle_ms = sum(float(s.cycle_ms.sum()) for s in of) / cycles
+    for run in runs:
+        for window in windows_of(run):
+            if (window.get("cycles") or {}).get("steps") == now and window.get("idle"):
+                return _of_window(window, cycle_ms)
+    for run in runs:
+        device = run.analysis.get("device") or {}
+        idle = device.get("idle_ms") or {}
+        if run.analysis.get("steps") in (now, None) and idle.get("point") is not None:
+            words = (
+                "time in which no timed point ran on the device; work outside of them is in it, so that it is the most"
+            )
+            return Seams(min(float(idle["point"]), cycle_ms), words)
+    return None
+
+
+def _of_window(window: Mapping[str, Any], cycle_ms: float) -> Seams:
+    causes = window["idle"]["causes_ms"]
+    idle = sum(float(causes.get(CAUSES[cause], 0.0)) for cause in (WORK, WAITING, LATENCY))
+    busy = (window.get("busy_ms") or {}).get("point")
+    left = cycle_ms if busy is None else max(0.0, cycle_ms - float(busy))
+    words = f"the deep window saw {idle:.3f} ms of the device waiting for the host"
+    if left < idle:
+        return Seams(left, f"{words}, of which {left:.3f} fit into a cycle without the profiler")
+    return Seams(idle, words)
