@@ -11,7 +11,10 @@ from typing import Any
 from specmeter.analysis.compare import DROPPED_BLOCKS, ArmFacts, analyse_compare
 from specmeter.bench.arms import CompareArm
 from specmeter.bench.client import Call, Outcome
+from specmeter.bench.equality import Tie, ask_about_ties, output_equality
+from specmeter.bench.knobs import knobs_of, not_held
 from specmeter.bench.load import Load, as_request, raise_failure
+from specmeter.bench.place import HERE
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.resolved import differences, resolved_arguments
@@ -86,6 +89,8 @@ class Gathered:
     resolved: dict[str, dict[str, str]] = field(default_factory=dict)
     accept_lengths: dict[str, list[float]] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
+    knobs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    ties: dict[tuple[str, str], Tie] = field(default_factory=dict)
 
 
 def compare(plan: ComparePlan, how: Probing, writer: RunWriter, progress: Progress) -> dict[str, Any]:
@@ -138,8 +143,22 @@ def document_of(plan: ComparePlan, gathered: Gathered) -> dict[str, Any]:
     }
     document["differences"] = differences(gathered.resolved)
     document["models"] = dict(gathered.models)
-    document["output"] = output_equality(gathered.outcomes, plan.arms[0].name, plan.sending.temperature)
+    document["knobs"] = [{"arm": arm, **row} for arm, rows in gathered.knobs.items() for row in rows]
+    reference, warm = plan.arms[0].name, plan.sending.temperature
+    document["output"] = output_equality(gathered.outcomes, reference, warm, gathered.ties)
     return document
+
+
+def _look_at_knobs(arm: CompareArm, resolved: Mapping[str, str], command: bool, gathered: Gathered) -> None:
+    """Keep the arm's knobs as this start has them; one that does not hold in any start stays said."""
+    rows = [knob.as_json() for knob in knobs_of(arm, resolved, command)]
+    before = {row["knob"]: row for row in gathered.knobs.get(arm.name, []) if row["holds"] is False}
+    gathered.knobs[arm.name] = [before.get(row["knob"], row) for row in rows]
+
+
+def warnings_of(document: Mapping[str, Any]) -> list[str]:
+    """What the reader of a comparison has to know besides its verdict: other models, knobs that do not hold."""
+    return [*other_models(document), *not_held(document.get("knobs") or [])]
 
 
 def other_models(document: Mapping[str, Any]) -> list[str]:
@@ -183,15 +202,17 @@ def _one_start(
         for arm in arms:
             resolved = resolved_arguments(running.server, arm.spec.command, variables, how.place)
             gathered.resolved.setdefault(arm.name, resolved)
+            _look_at_knobs(arm, resolved, not together, gathered)
             gathered.models[arm.name] = running.model
         before = running.server.metrics()
         outcomes = _blocks(plan, running, switch, number, arms)
         length = running.server.metrics().since(before).mean_accept_length
         if length is not None and not together:
             gathered.accept_lengths.setdefault(arms[0].name, []).append(length)
-    for name, outcome in outcomes:
-        gathered.outcomes.append((name, outcome))
-        gathered.requests.append(replace(as_request(outcome, number), setting=name))
+        gathered.outcomes += outcomes
+        if plan.sending.temperature <= 0 and how.place is HERE:
+            ask_about_ties(running, gathered.outcomes, plan.arms[0].name, plan.sending, gathered.ties)
+    gathered.requests += [replace(as_request(outcome, number), setting=name) for name, outcome in outcomes]
 
 
 def _switched(arms: Sequence[CompareArm], how: Probing) -> SwitchedServer | None:
@@ -268,29 +289,3 @@ def _call(
     made = call(prompt, setting, engine, plan.sending, block, f"s{number}-{arm.name}")
     # One sampling seed for all blocks: every block is the same work, so that blocks differ by chance alone.
     return replace(made, seed=plan.sending.seed)
-
-
-def output_equality(outcomes: Sequence[tuple[str, Outcome]], reference: str, temperature: float) -> dict[str, Any]:
-    """Whether greedy answers equal the reference's: per arm how many prompts, and the first place that differs.
-
-    Plain and speculative decoding run matrix products of other shapes, so in bfloat16 a near-tie may fall the other
-    way; ``steady`` counts prompts whose own repeats all agree, which says how much of a difference that explains.
-    """
-    if temperature > 0:
-        return {"checked": False, "reason": "answers are sampled, so they may differ"}
-    texts: dict[str, dict[str, list[str]]] = {}
-    for name, outcome in outcomes:
-        texts.setdefault(name, {}).setdefault(outcome.call.prompt.prompt_id, []).append(outcome.text)
-    ours = texts.get(reference, {})
-    rows = []
-    for name, by_prompt in texts.items():
-        pairs = [(prompt, found[0], ours[prompt][0]) for prompt, found in by_prompt.items() if prompt in ours]
-        unequal = [{"prompt": p, "first_difference_chars": _first(a, b)} for p, a, b in pairs if a != b]
-        steady = sum(1 for found in by_prompt.values() if len(set(found)) == 1)
-        row = {"arm": name, "compared": len(pairs), "equal": len(pairs) - len(unequal), "steady": steady}
-        rows.append({**row, "unequal": unequal[:10]})
-    return {"checked": True, "reason": "", "arms": rows}
-
-
-def _first(a: str, b: str) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from specmeter.bench.arms import CompareArm, arms_from_file, arms_from_words, masked_line
-from specmeter.bench.comparing import ComparePlan, compare, other_models
+from specmeter.bench.comparing import ComparePlan, compare, warnings_of
 from specmeter.bench.place import Place
 from specmeter.bench.progress import Progress
 from specmeter.commands.far_options import place_of
@@ -67,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
         writer = RunWriter.create(args.out, line, prompts=prompts.name, seed=args.seed)
         document = compare(plan, how, writer, progress)
         writer.add_facts(**place.facts())
+        if len(set(document["models"].values())) > 1:
+            writer.add_facts(model=None)  # the analysis names each arm's
         with writer.postponing():
             writer.finish("complete")
     document["prompts"] = prompts.name
-    return show_saved("compare", document, other_models(document), writer, args.json)
+    return show_saved("compare", document, warnings_of(document), writer, args.json)
 
 
 def _arms(args: argparse.Namespace, place: Place) -> tuple[CompareArm, ...]:

@@ -122,5 +122,14 @@ def _output(output: Mapping[str, Any], reference: str) -> Iterator[RenderableTyp
                 f"{inert(reference, 40)}; {row['steady']} answers are the same in every repeat"
             )
             for unequal in row["unequal"][:3]:
-                place = unequal["first_difference_chars"]
-                yield remark(f"  prompt {inert(unequal['prompt'], 40)} differs from character {place} on")
+                place = f"differs from character {unequal['first_difference_chars']} on"
+                yield remark(f"  prompt {inert(unequal['prompt'], 40)} {place}{_tie(unequal)}")
+
+
+def _tie(unequal: Mapping[str, Any]) -> str:
+    """What the server's log probabilities say of the place where two answers part; empty where it told none."""
+    if unequal.get("gap_nats") is None:
+        return ""
+    ours, theirs = (repr(str(token))[:40] for token in unequal["tokens"])
+    word = "a near-tie" if unequal["near_tie"] else "no near-tie"
+    return f": {inert(ours, 40)} and {inert(theirs, 40)} are {unequal['gap_nats']:.3f} nats apart there, {word}"

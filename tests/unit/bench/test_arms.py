@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from specmeter.bench.arms import arms_from_file, arms_from_words, masked_line
-from specmeter.bench.client import Call, Outcome
-from specmeter.bench.comparing import ComparePlan, other_models, output_equality
+from specmeter.bench.comparing import ComparePlan, other_models
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.resolved import command_flags, differences, logged_arguments
 from specmeter.bench.schedule import Sending
@@ -114,17 +113,6 @@ def test_differences_name_what_the_engine_changed_by_itself() -> None:
     (row,) = differences(sides)
     assert row == {"argument": "max_running_requests", "values": {"plain": "2048", "eagle": "48"}}
     assert command_flags(("m", "--a", "1", "2", "--b=3", "--c")) == {"a": "1 2", "b": "3", "c": "on"}
-
-
-def test_output_equality_finds_the_first_difference() -> None:
-    def outcome(text: str) -> Outcome:
-        return Outcome(Call("r", PROMPT, 8), 0, 1, text=text)
-
-    found = output_equality([("a", outcome("same x")), ("b", outcome("same y")), ("b", outcome("same y"))], "a", 0.0)
-    row = next(row for row in found["arms"] if row["arm"] == "b")
-    assert (row["compared"], row["equal"], row["steady"]) == (1, 0, 1)
-    assert row["unequal"] == [{"prompt": "p", "first_difference_chars": 5}]
-    assert not output_equality([], "a", 0.7)["checked"]
 
 
 @pytest.mark.parametrize(
