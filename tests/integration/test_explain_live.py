@@ -75,11 +75,23 @@ def test_a_running_server_is_explained_without_a_restart(
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["now_steps"] == 3
     assert {row["steps"] for row in result["curve"] if row["status"] == "measured"} == {2, 3, 6}
-    assert 1 <= len(result["actions"]) <= 3 and all(a["command"].startswith("specmeter ") for a in result["actions"])
+    assert len(result["actions"]) == 3, [action["title"] for action in result["actions"]]
+    for action in result["actions"]:
+        assert action["command"].startswith("specmeter ")
+        assert action["gain"]["low"] <= action["gain"]["point"] <= action["gain"]["high"]
     assert result["baseline_step_ms"] is not None
     # The run is there to be explained again, and to be a gate's saved run.
     assert main(["explain", str(out)]) == 0
     assert main(["gate", str(out), "--against", str(out)]) == 0
     states = [json.loads(p.read_text()) for p in (tmp_path / "specmeter" / "live").glob("[0-9]*-*.json")]
     assert states and not any(state["armed"] for state in states)
-    assert specmeter.load(out).analysis["setting"] == "server"
+    run = specmeter.load(out)
+    served = httpx.get(f"{server}/v1/models").json()["data"][0]["id"]
+    assert run.analysis["setting"] == "server" and run.run["model"] == served
+    # Trees follow from the draft's ranks, which the engine tells where a chain failed.
+    decode = run.cycles["kind"] == "decode"
+    failed = decode & (run.cycles["drafted"] > 0) & (run.cycles["accepted"] < run.cycles["drafted"])
+    told = run.cycles["missed_rank"] >= 0
+    assert failed.sum() > 20 and (told == failed)[decode].mean() > 0.98
+    assert (run.cycles["missed_rank"][told] != 1).all() and (run.cycles["missed_rank"][told] == 2).mean() > 0.1
+    assert not result["trees"]["reason"] and result["trees"]["rows"]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from specmeter.analysis.acceptance import clusters
 from specmeter.analysis.stats import (
     Interval,
-    block_ratio,
     cluster_ratio,
     drift_test,
     mean_interval,
@@ -58,24 +57,6 @@ def test_mean_and_welch_intervals_are_scipys() -> None:
     logs = scipy.stats.ttest_ind(np.log(x), np.log(y), equal_var=False).confidence_interval(0.95)
     ratio = ratio_interval(x, y, "server start")
     assert (math.log(ratio.low), math.log(ratio.high)) == pytest.approx((logs.low, logs.high), rel=1e-4)
-
-
-def test_block_ratio_covers_with_block_effects_drift_and_autocorrelation() -> None:
-    rng = np.random.default_rng(2)
-    intervals = []
-    blocks = np.repeat(np.arange(12), 8)
-    for _ in range(EXPERIMENTS):
-        shared = rng.normal(0, 0.05, 12) + np.linspace(0, 0.06, 12)
-        sides = []
-        for effect in (math.log(1.05), 0.0):
-            noise = rng.normal(0, 0.03, (12, 8))
-            for i in range(1, 8):
-                noise[:, i] += 0.6 * noise[:, i - 1]
-            sides.append(np.exp(effect + shared[:, None] + rng.normal(0, 0.01, (12, 1)) + noise).ravel())
-        found = block_ratio(sides[0], blocks.tolist(), sides[1], blocks.tolist())
-        assert found is not None and found.n == 12
-        intervals.append(found)
-    assert LOW <= covered(intervals, 1.05) <= HIGH
 
 
 def test_ratio_across_starts_covers_with_start_effects() -> None:

@@ -7,7 +7,6 @@ query, key, value and output projections, gated MLPs of three matrices, one lm_h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from specmeter.analysis.costmodel_checks import whole
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.errors import SpecmeterError
+from specmeter.trace.strict_json import read_json
 
 _WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8_e4m3fn": 1.0}
 _NUMBERS = (
@@ -24,6 +24,7 @@ _NUMBERS = (
     "vocab_size", "n_shared_experts", "num_experts_per_tok",
 )  # fmt: skip
 _MOST = 10**9
+_MOST_BYTES = 16 << 20
 _STEP = "Give the config.json of the target model, or leave --shape out."
 
 
@@ -71,10 +72,10 @@ def read_shape(path: Path) -> Shape:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file, _MOST_BYTES)
     except OSError as error:
         raise SpecmeterError(f"{file} cannot be read.", error.strerror or str(error)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SpecmeterError(f"{file} is not valid JSON.", str(error), _STEP) from None
     config = config if isinstance(config, dict) else {}
     text = config.get("text_config")

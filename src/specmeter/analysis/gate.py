@@ -88,6 +88,10 @@ def _comparable(new: Run, saved: Run) -> None:
         raise SpecmeterError(
             "The runs are of different engines.", f"{engines[0]} and {engines[1]}.", "Gate an engine against itself."
         )
+    models = [_model(run) for run in (new, saved)]
+    if all(models) and models[0] != models[1]:
+        what, why = "The runs are of different models.", f"{new.path} served {models[0]}, {saved.path} {models[1]}."
+        raise SpecmeterError(what, why, "Gate a model against itself, served under the same name.")
     prompts = [run.run.get("prompts") for run in (new, saved)]
     if prompts[0] != prompts[1]:
         raise SpecmeterError(
@@ -138,6 +142,11 @@ def missing_settings(new: Run, saved: Run) -> list[str]:
     """The settings that the saved run has and the new one lacks: nothing is said of them."""
     ours = _settings(new)
     return [name for name in _settings(saved) if name not in ours]
+
+
+def _model(run: Run) -> str:
+    """The last part of the name that the server gave its model: CI may keep it in another folder each time."""
+    return str(run.run.get("model") or "").rstrip("/").rpartition("/")[2]
 
 
 def _engine(run: Run) -> str:

@@ -7,7 +7,6 @@ server start are compared block by block; across starts the start is the unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -95,17 +94,6 @@ def ratio_interval(a: ArrayLike, b: ArrayLike, unit: str, level: float = 0.95) -
     return _exp(_t_interval(point, se, df, level, "Welch's t on logs", n, unit))
 
 
-def block_ratio(
-    a: ArrayLike, a_blocks: Sequence[int], b: ArrayLike, b_blocks: Sequence[int], level: float = 0.95
-) -> Interval | None:
-    """Interval on a/b from blocks that hold both: paired_ratio over block means. None without a shared block."""
-    left, right = _block_means(a, a_blocks), _block_means(b, b_blocks)
-    shared = sorted(left.keys() & right.keys())
-    if not shared:
-        return None
-    return paired_ratio([left[k] for k in shared], [right[k] for k in shared], "block", level)
-
-
 def verdict(ratio: Interval | None, threshold: float = 0.0) -> str:
     """``faster`` or ``slower`` if the whole interval on the speed ratio lies beyond 1 +- threshold.
 
@@ -152,8 +140,3 @@ def _t_interval(point: float, se: float, df: float, level: float, method: str, n
 def _exp(log: Interval) -> Interval:
     high = math.exp(log.high) if log.high < 700 else math.inf
     return Interval(math.exp(log.low), math.exp(log.point), high, log.level, log.method, log.n, log.unit)
-
-
-def _block_means(values: ArrayLike, blocks: Sequence[int]) -> dict[int, float]:
-    x, at = np.asarray(values, float), np.asarray(blocks)
-    return {int(block): float(x[at == block].mean()) for block in np.unique(at)}

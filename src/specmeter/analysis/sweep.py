@@ -13,6 +13,7 @@ from specmeter.analysis.acceptance import acceptance
 from specmeter.analysis.breakdown import select
 from specmeter.analysis.profile import BASELINE, SCHEMA, cycle_interval
 from specmeter.analysis.stalls import stall_facts, without_stalls
+from specmeter.analysis.starts import separate_ratio
 from specmeter.analysis.stats import Interval, drift_test, mean_interval, paired_ratio, ratio_interval, verdict
 from specmeter.analysis.sweep_starts import START, StartCycles, over_starts
 from specmeter.trace.build import Trace
@@ -137,13 +138,25 @@ def compare(ours: Sequence[Request], theirs: Sequence[Request]) -> Interval | No
         if a.keys() == b.keys():
             shared = sorted(a)
             return paired_ratio([a[k] for k in shared], [b[k] for k in shared], START)
-        return ratio_interval(list(a.values()), list(b.values()), START)
+        return _apart(a, b)
     a, b = _by_key(ours, lambda r: (r.block, r.prompt_id)), _by_key(theirs, lambda r: (r.block, r.prompt_id))
     unit = "pair of one block and prompt"
     if not a.keys() & b.keys():
         a, b, unit = _by_key(ours, lambda r: r.prompt_id), _by_key(theirs, lambda r: r.prompt_id), "prompt"
     shared = sorted(a.keys() & b.keys())
     return paired_ratio([a[k] for k in shared], [b[k] for k in shared], unit) if shared else None
+
+
+def _apart(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+    """Starts of their own, by their place in the session: as ``specmeter compare`` does, with the drift in the model.
+
+    With three starts in all a drift cannot be told: Welch's t then.
+    """
+    both = [*ours.values(), *theirs.values()]
+    if len(both) < 4 or ours.keys() & theirs.keys():
+        return ratio_interval(list(ours.values()), list(theirs.values()), START)
+    sides = [1] * len(ours) + [0] * len(theirs)
+    return separate_ratio(np.log(both), sides, [*ours, *theirs])[0]
 
 
 def _by_key(requests: Sequence[Request], key: Any) -> dict[Any, float]:

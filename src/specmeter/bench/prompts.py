@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specmeter.errors import SpecmeterError
+from specmeter.trace.strict_json import parse_json
 
 BUILT_IN = "built-in"
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -120,8 +121,8 @@ def _whole_list(text: str) -> Iterator[tuple[int, Any]] | None:
     if not text.lstrip().startswith("["):
         return None
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         return None
     return iter(enumerate(document, 1)) if isinstance(document, list) else None
 
@@ -133,8 +134,8 @@ def _lines(text: str, where: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                entries.append((number, json.loads(line)))
-            except (ValueError, RecursionError) as error:
+                entries.append((number, parse_json(line)))
+            except ValueError as error:
                 broken.append((number, str(error)))
     _refuse_broken(broken, where)
     return iter(entries)

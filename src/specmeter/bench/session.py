@@ -153,11 +153,13 @@ def session(
 ) -> Iterator[Session]:
     """The server of ``spec``: started with ``link`` and stopped at the end, or the running one, which is left running.
 
-    Its log goes to ``logs/NAME.log`` of the run. A link that was made for the server goes with it.
+    Its log goes to ``logs/NAME.log`` of the run, its model's name to the run's facts. A link that was made for the
+    server goes with it.
     """
     place = probing.place
     if not spec.command:
         running = _running(spec, probing, progress)
+        writer.add_facts(model=running.model)
         try:
             yield running
         finally:
@@ -172,7 +174,9 @@ def session(
         log = writer.logs / f"{name}.log"
         with place.start(engine, spec, log, link, progress.waiting, probing.start_timeout_s) as server:
             progress.clear()
-            yield Session(server, engine, link, server.model_name(probing.model_name), progress, place)
+            model = server.model_name(probing.model_name)
+            writer.add_facts(model=model)
+            yield Session(server, engine, link, model, progress, place)
     finally:
         progress.clear()
         if link is not None:

@@ -19,6 +19,7 @@ from specmeter.bench.schedule import Sending, interleaved, warm_up
 from specmeter.bench.session import Probing, Session, planned_link, session
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import SpecmeterError
+from specmeter.reporters.inert import inert
 from specmeter.reporters.sweep_view import shortened_words
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, Trace, load_link
@@ -57,13 +58,19 @@ class SweepPlan:
 
 @dataclass
 class Gathered:
-    """What the starts gave so far; ``starts`` holds by setting what was seen in starts of its own."""
+    """What the starts gave so far; ``starts`` holds by setting what was seen in starts of its own, ``notes`` what
+    their traces warn of."""
 
     requests: list[Request]
     outcomes: list[Outcome]
     trace: Trace | None = None
     shortened: dict[str, Any] | None = None
     starts: dict[str, list[StartCycles]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, trace: Trace, where: str = "") -> None:
+        """Keep what a trace warns of, as inert text; ``where`` it was recorded comes before it."""
+        self.notes += [inert(f"{where}{text}", 400) for text in trace.warnings]
 
 
 def grid(steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int]) -> tuple[Setting, ...]:
@@ -94,6 +101,7 @@ def sweep(
     document["starts"] = 1 if one else plan.starts
     document["same_output"] = same_output(gathered.outcomes)
     document["shortened"] = gathered.shortened
+    document["notes"] = gathered.notes
     writer.keep(requests=gathered.requests)
     writer.keep_analysis(document, render_analysis(document))
     return document
@@ -133,6 +141,7 @@ def _one_start(
         _drive(running, plan, plan.settings, gathered, 0, "sweeping")
         if running.link is not None:
             gathered.trace = load_link(running.link.path, gathered.requests)
+            gathered.note(gathered.trace)
             writer.keep(gathered.trace)
 
 
@@ -208,6 +217,7 @@ def many_starts(
         own = replace(spec, command=engine.with_setting(spec.command, setting))
         child = writer.child(f"start-{number}-{setting.label}")
         with session(own, planned_link(own, how), child, how, progress, "server") as running:
+            writer.add_facts(model=running.model)
             _drive(running, plan, [setting], gathered, number, setting.label)
             if running.link is not None:
                 with child.postponing():
@@ -228,6 +238,7 @@ def _keep_start(
     except SpecmeterError as error:
         progress.say(f"no cycles of this start: {error.what}")
         return
+    gathered.note(trace, f"start {number + 1}, {label}: ")
     child.keep(trace)
     found = start_cycles(trace, requests)
     if found is not None:

@@ -59,6 +59,7 @@ def _switched(
         many_starts(spec, how, replace(plan, settings=(Setting.of(0), best)), writer, progress, own)
     document["one_start"] = {"knob": KNOB, "reference": NEAR_BASELINE, "verified": verified}
     document["starts"] = 1
+    document["notes"] = [*gathered.notes, *own.notes]
     document["same_output"] = same_output([*gathered.outcomes, *own.outcomes])
     document |= _confirmed(document, arms, gathered, own, best, plan)
     writer.keep(requests=[*gathered.requests, *(replace(r, start=r.start + 1) for r in own.requests)])
@@ -97,6 +98,7 @@ def _one_start(
         gathered.outcomes += outcomes
         gathered.requests += [as_request(outcome) for outcome in outcomes]
         gathered.trace = load_link(link.path, gathered.requests)
+        gathered.note(gathered.trace)
         writer.keep(gathered.trace)
     return switch.verified()
 

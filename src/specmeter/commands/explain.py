@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Explain saved runs, a running server, or published figures."""
     if args.figures is not None:
         return _figures(args)
+    notes: list[str] = []
     if args.live:
         # The load generator is only needed here; explaining a saved run starts without it.
         from specmeter.bench.progress import Progress
@@ -58,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
         # Two open-ended lists: the parser gives all words to the first, which here are the server's command.
         args.server_command, args.runs = args.runs, []
-        args.runs = [profile_live(args, ["specmeter", *sys.argv[1:]], Progress())]
+        path, notes = profile_live(args, ["specmeter", *sys.argv[1:]], Progress())
+        args.runs = [path]
     if not args.runs:
         raise SpecmeterError(
             "No run is named.", next_step="Give a run directory, as specmeter explain DIR, or --live with a server."
         )
     runs = [load(Path(path)) for path in args.runs]
-    show(args, runs)
+    show(args, runs, notes)
     return int(Exit.DONE)
 
 
@@ -79,8 +81,8 @@ def _figures(args: argparse.Namespace) -> int:
     return int(Exit.DONE)
 
 
-def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
-    """Print what the runs explain, as text or JSON."""
+def show(args: argparse.Namespace, runs: Sequence[Run], notes: Sequence[str] = ()) -> None:
+    """Print what the runs explain, as text or JSON; ``notes`` are warnings besides those of the runs."""
     shape = read_shape(args.shape) if args.shape else None
     experts = Experts.parse(args.experts) if args.experts else (shape.experts if shape else None)
     apart = _apart(runs, args.pool) if len(runs) > 1 else []
@@ -101,7 +103,7 @@ def show(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     document["assumptions"] += [*unused, *([without] if without else [])]
     warnings = [f"{r.path} is not complete: it was cut off" for r in runs if r.run.get("status") != "complete"]
     warnings += [f"pooled although they differ: {line}" for line in apart]
-    warnings += _unknown(runs)
+    warnings += [*_unknown(runs), *notes]
     if args.json:
         print_document("explain", document, warnings)
         return

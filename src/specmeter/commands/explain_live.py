@@ -18,6 +18,7 @@ from specmeter.commands.load_options import chosen_prompts, chosen_server, probi
 from specmeter.control.signals import terminations_interrupt
 from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.reporters.inert import inert
 from specmeter.reporters.terminal import render_analysis
 from specmeter.trace import Request, load_link
 from specmeter.trace.rundir import RunWriter
@@ -25,8 +26,8 @@ from specmeter.trace.rundir import RunWriter
 PROBED_STEPS = (2, 6)
 
 
-def profile_live(args: argparse.Namespace, command: Sequence[str], progress: Progress) -> Path:
-    """Load the server for ``args.seconds``, save the run, give its directory.
+def profile_live(args: argparse.Namespace, command: Sequence[str], progress: Progress) -> tuple[Path, list[str]]:
+    """Load the server for ``args.seconds``, save the run, give its directory and what its trace warns of.
 
     Where the engine takes settings per request, two further step counts and plain decoding run between; other engines
     are measured at their own setting only, without a baseline.
@@ -62,7 +63,7 @@ def profile_live(args: argparse.Namespace, command: Sequence[str], progress: Pro
         writer.write_analysis(document)
         writer.write_report(render_analysis(document))
         writer.finish("complete")
-    return writer.path
+    return writer.path, [inert(text, 400) for text in trace.warnings]
 
 
 def _settings(spec: ServerSpec) -> list[Setting | None]:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             keep_beside(writer, spec)
         with writer.postponing():
             writer.finish("complete")
-    return show_saved("sweep", document, [], writer, args.json)
+    return show_saved("sweep", document, document["notes"], writer, args.json)
 
 
 def numbers(text: str, name: str) -> list[int]:

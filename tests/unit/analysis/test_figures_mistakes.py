@@ -121,3 +121,26 @@ def test_a_text_config_of_null_is_none(tmp_path: Path) -> None:
     assert read_shape(path).experts is None
     path.write_text(json.dumps(SHAPE))
     assert read_shape(path).experts == Experts(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"hidden_size": 1e999}', "beyond what a float holds"), ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "nested"),
+        ('{"hidden_size": Infinity}', "no number of JSON"), ('{"vocab_size": ' + "9" * 5000 + "}", "beyond 64 bits"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_no_reader_could_take(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SpecmeterError) as caught:
+        read_shape(tmp_path)
+    assert "is not valid JSON" in caught.value.what and reason in caught.value.why
+
+
+def test_a_shape_larger_than_any_config_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(SpecmeterError) as caught:
+        read_shape(path)
+    assert "larger than 16 MiB" in caught.value.why

@@ -179,6 +179,21 @@ def test_other_prompts_of_the_same_name_are_refused(tmp_path: Path) -> None:
         judge(load(new), load(saved))
 
 
+def test_another_model_is_refused_and_another_folder_of_it_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, saved = runs(tmp_path, LAW)
+    for path, model in ((new, "/tmp/ci-7/model-a"), (saved, "model-a/")):
+        document = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**document, "model": model}))
+    assert main(["gate", str(new), "--against", str(saved)]) == 0
+    document = json.loads((new / "run.json").read_text())
+    (new / "run.json").write_text(json.dumps({**document, "model": "/tmp/ci-7/model-b"}))
+    capsys.readouterr()
+    assert main(["gate", str(new), "--against", str(saved)]) == 2
+    assert "different models" in (said := capsys.readouterr().err) and "model-b" in said and "model-a" in said
+
+
 def test_a_setting_that_the_new_run_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = write_run(tmp_path / "new", Law(noise=0.002), [0, 2], kind="sweep", seed=1, prompts=12, cycles=400)
     saved = write_run(tmp_path / "saved", Law(noise=0.002), [0, 1, 2], kind="sweep", prompts=12, cycles=400)

@@ -18,6 +18,8 @@ BAD = {
     "bench --concurrency ²": "is no list of numbers",
     "tune --trial-timeout nan": "--trial-timeout nan",
     "tune --trial-timeout inf": "--trial-timeout inf",
+    "bench --seed 9007199254740993": "--seed 900719925474... is too large",
+    "sweep --seed -18446744073709551616": "--seed -18446744073... is too large",
     "profile --steps 99": "speculative_num_steps = 99",
     "profile --steps -2": "steps is -2",
     "profile --steps 3 --topk 99": "speculative_eagle_topk = 99",

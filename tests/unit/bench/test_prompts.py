@@ -93,6 +93,22 @@ def test_entries_that_are_no_prompt(tmp_path: Path, line: str, reason: str) -> N
     assert "line 2: " in caught.value.why and reason in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": "x", "id": 1e999}', "beyond what a float holds"),
+        ('{"prompt": "x", "id": NaN}', "no number of JSON"),
+        ('{"prompt": "x", "id": ' + "9" * 30 + "}", "beyond 64 bits"),
+        ('{"prompt": "x", "more": ' + "[" * 200 + "]" * 200 + "}", "nested more than"),
+        ('{"prompt": "x", "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested more than"),
+    ],
+)
+def test_what_no_reader_could_take_is_a_broken_line(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(SpecmeterError) as caught:
+        load_prompts(_file(tmp_path, f'"fine"\n{line}\n'))
+    assert caught.value.why.startswith("line 2: ") and reason in caught.value.why
+
+
 @pytest.mark.parametrize("content", ["", " \n\n", "\ufeff"])
 def test_empty_files(tmp_path: Path, content: str) -> None:
     with pytest.raises(SpecmeterError, match="is empty"):

@@ -122,7 +122,8 @@ def test_the_verdict_is_that_of_the_starts_of_their_own() -> None:
     assert near["low"] <= near["point"] <= near["high"] and near["level"] == 0.9
     text = render_analysis(document, 110)
     assert "x k=0" in text and "not plain decoding" in text and "In starts of their own, 3 a side" in text
-    assert "k=0 runs at 0.917 x plain decoding" in text.replace("\n", " ")
+    # The session's drift (0.1 a start) is taken out: 0.916, where means of starts would have 0.917.
+    assert "k=0 runs at 0.916 x plain decoding" in text.replace("\n", " ")
 
 
 def test_without_starts_of_their_own_there_is_no_verdict() -> None:
