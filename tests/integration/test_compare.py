@@ -31,8 +31,11 @@ def test_one_start_a_side_is_inconclusive_and_tells_what_differs(tmp_path: Path)
     assert shown["flag.speculative-num-steps"] == {"baseline": "0", "fast": "2"}
     # Read from the server's own process.
     assert shown["env.OMP_WAIT_POLICY"]["fast"] == "passive"
+    held = {(row["arm"], row["knob"]): row["holds"] for row in document["knobs"]}
+    assert held["fast", "OMP_WAIT_POLICY"] is True
     assert document["arms"][1]["accept_length_tokens"] > 1
     saved = load(tmp_path / "run")
+    assert saved.run["model"] == document["models"]["fast"]
     assert saved.run["status"] == "complete" and len(saved.requests["start"]) == 8
     assert "inconclusive across starts" in _run("report", "run", cwd=tmp_path).stdout
 

@@ -20,6 +20,7 @@ from specmeter.bench.prompts import Prompt
 from specmeter.bench.resolved import differences, resolved_arguments
 from specmeter.bench.schedule import Sending, call, warm_up
 from specmeter.bench.session import Probing, Session, session
+from specmeter.bench.sweeping import MOST_PASSES
 from specmeter.bench.switching import CannotSwitch, Switch, SwitchedServer, prepare
 from specmeter.engines import Engine, Setting, engine_named
 from specmeter.errors import SpecmeterError
@@ -47,8 +48,11 @@ class ComparePlan:
 
     def __post_init__(self) -> None:
         for name, value, low in (("starts", self.starts, 1), ("blocks", self.blocks, DROPPED_BLOCKS + 1)):
-            if value < low:
-                raise SpecmeterError(f"--{name} is {value}.", f"It must be at least {low}; the first block is dropped.")
+            if not low <= value <= MOST_PASSES:
+                why = f"It must be at least {low}, {MOST_PASSES} at most; the first block is dropped."
+                raise SpecmeterError(f"--{name} is {value}.", why)
+        if self.concurrency < 1:
+            raise SpecmeterError(f"--concurrency is {self.concurrency}.", "It must be at least 1.")
         if not 0 <= self.threshold < 1:
             raise SpecmeterError(f"--threshold is {self.threshold}.", "It must be at least 0 and below 1.")
         if self.together:

@@ -27,6 +27,8 @@ from specmeter.trace.rundir import RunWriter
 
 # An interval over pairs takes two of them.
 LEAST_DEALS = 2
+# Blocks or starts: nobody waits for more, and their plan is laid out before the first.
+MOST_PASSES = 10_000
 
 
 @dataclass(frozen=True)

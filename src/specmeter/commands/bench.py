@@ -21,6 +21,7 @@ from specmeter.bench.session import Session, session
 from specmeter.bench.steady import steady_part, summarise_steady
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
+    MOST_REQUESTS,
     add_load_arguments,
     add_probe_arguments,
     chosen_prompts,
@@ -115,8 +116,8 @@ def _level_name(level: dict[str, Any]) -> str:
 def _levels(args: argparse.Namespace) -> list[Load]:
     if not 0 <= args.ramp < math.inf:
         raise SpecmeterError(f"--ramp is {args.ramp}.", "It must be 0 or a number of seconds above.")
-    if args.warmup < 0:
-        raise SpecmeterError(f"--warmup is {args.warmup}.", "It must be 0 or more requests.")
+    if not 0 <= args.warmup <= MOST_REQUESTS:
+        raise SpecmeterError(f"--warmup is {args.warmup}.", f"It must be 0 or more requests, {MOST_REQUESTS} at most.")
     if args.rate is not None:
         if args.ramp:
             raise SpecmeterError(

@@ -28,6 +28,7 @@ from specmeter.trace.rundir import RunWriter
 
 # No engine's limit, but far beyond any use: a slip of the finger, found before a server is started.
 MOST_STEPS = 64
+MOST_REQUESTS = 1_000_000
 # Whole numbers up to here are exact in every reader of JSON (RFC 8259, section 6).
 MOST_SEED = 1 << 53
 
@@ -61,8 +62,8 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen_prompts(args: argparse.Namespace) -> PromptSet:
     """The prompt set; it and every number of the load's options are checked before anything is started."""
-    if args.requests < 1:
-        raise SpecmeterError(f"--requests is {args.requests}; it must be 1 or more.")
+    if not 1 <= args.requests <= MOST_REQUESTS:
+        raise SpecmeterError(f"--requests is {args.requests}; it must be 1 or more, {MOST_REQUESTS} at most.")
     if abs(args.seed) > MOST_SEED:
         raise SpecmeterError(
             f"--seed {str(args.seed)[:12]}... is too large.", "Beyond 2^53 not every reader of a run gets it whole."

@@ -7,7 +7,7 @@ import sys
 
 from specmeter.bench.progress import Progress
 from specmeter.bench.session import link_taken, planned_link
-from specmeter.bench.sweeping import SweepPlan, grid, takes_settings
+from specmeter.bench.sweeping import MOST_PASSES, SweepPlan, grid, takes_settings
 from specmeter.bench.switched_sweep import sweep_in_fewest_starts
 from specmeter.commands.far_options import place_of
 from specmeter.commands.load_options import (
@@ -52,8 +52,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sweep the grid, print the table, save the run."""
     for name, low in (("blocks", 1), ("starts", 0)):
-        if getattr(args, name) < low:
-            raise SpecmeterError(f"--{name} is {getattr(args, name)}.", f"It must be at least {low}.")
+        if not low <= getattr(args, name) <= MOST_PASSES:
+            what, why = f"--{name} is {getattr(args, name)}.", f"It must be at least {low}, and {MOST_PASSES} at most."
+            raise SpecmeterError(what, why)
     if not 0 <= args.threshold < 1:
         raise SpecmeterError(f"--threshold is {args.threshold}.", "It must be at least 0 and below 1.")
     settings = grid(*(numbers(getattr(args, n), n) for n in ("steps", "topk", "draft_tokens")))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -10,9 +15,13 @@ import pytest
 from specmeter.bench.arms import CompareArm, arms_from_words
 from specmeter.bench.client import Call, Outcome
 from specmeter.bench.comparing import Gathered, _look_at_knobs, warnings_of
-from specmeter.bench.equality import NEAR, Tie, output_equality, tie_at
+from specmeter.bench.equality import NEAR, Tie, ask_about_ties, output_equality, tie_at
 from specmeter.bench.knobs import knobs_of, not_held
+from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
+from specmeter.bench.schedule import Sending
+from specmeter.bench.session import Session
+from specmeter.engines import Server
 from specmeter.reporters.terminal import render_analysis
 from tests.unit.bench.test_arms import SGLANG, VLLM
 
@@ -160,3 +169,55 @@ def compared() -> dict[str, Any]:
 def test_an_arm_without_a_command_is_looked_at_by_its_variables() -> None:
     arm = replace(sglang("a:k=2"), setting=None)
     assert knobs_of(replace(arm, spec=replace(arm.spec, command=(), env={})), {"attention_backend": "x"}) == []
+
+
+@contextmanager
+def answering(status: int, document: object) -> Iterator[tuple[Session, list[dict[str, Any]]]]:
+    """A server that gives every request one answer, and what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield Session(Server(url), None, None, "m", Progress()), asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_is_asked_once_where_answers_part() -> None:
+    outcomes = [("plain", outcome("The cat sat")), ("k=2", outcome("The car is")), ("k=3", outcome("The cat sat"))]
+    ties: dict[tuple[str, str], Tie] = {}
+    answer = said({"The": -0.1}, {" cat": -0.9, " car": -1.0}, {" sat": -0.2})
+    with answering(200, answer) as (running, asked):
+        for _ in range(2):
+            ask_about_ties(running, outcomes, "plain", Sending(8), ties)
+    assert ties == {("k=2", "p"): Tie(" car", " cat", pytest.approx(0.1))}
+    (body,) = asked
+    assert body["logprobs"] is True and body["max_tokens"] == 8 and body["messages"][0]["content"] == "hello"
+
+
+@pytest.mark.parametrize(("status", "document"), [(400, {}), (200, {}), (200, {"choices": [{"logprobs": None}]})])
+def test_a_server_without_log_probabilities_leaves_the_difference_unexplained(status: int, document: object) -> None:
+    outcomes = [("plain", outcome("The cat")), ("k=2", outcome("The car"))]
+    ties: dict[tuple[str, str], Tie] = {}
+    with answering(status, document) as (running, asked):
+        ask_about_ties(running, outcomes, "plain", Sending(8), ties)
+    assert ties == {} and len(asked) == 1
+    gone = Session(Server("http://127.0.0.1:9"), None, None, "m", Progress())
+    ask_about_ties(gone, outcomes, "plain", Sending(8), ties)
+    assert ties == {}
