@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.rundir import RunWriter
 from specmeter.tune.budget import Budget
 from specmeter.tune.defaults import read_space, space_for
+from specmeter.tune.facts import carried
 from specmeter.tune.journal import Journal
-from specmeter.tune.outcome import NoTable, command_line, steps_table, write_outcome
+from specmeter.tune.outcome import NoTable, command_line, table_of, write_outcome
 from specmeter.tune.predict import nccl_verdict, predictions
 from specmeter.tune.trial import LiveRunner
-from specmeter.tune.tuning import TunePlan, candidates_by_level, tune
+from specmeter.tune.tuning import TunePlan, candidates_by_level, tune, warnings_of_tune
 
 JOURNAL = "journal.sqlite"
 SERVERS = ("NCCL_", "CUDA_", "SGLANG_", "VLLM_")
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         document["prompts"] = prompts.name
         document["baseline_is_k0"] = runner.together and not runner.per_request
         writer.add_facts(**place.facts())
-        warnings = [*document["missing"], *_finish(plan, document, writer)]
+        warnings = [*warnings_of_tune(document), *_finish(plan, document, writer)]
     return show_saved("tune", document, warnings, writer, args.json)
 
 
@@ -172,14 +174,16 @@ def _finish(plan: TunePlan, document: dict[str, Any], writer: RunWriter) -> list
     """Files for use, the analysis and the report; returns what is to be said of the files."""
     engine = plan.spec.engine or ""
     winners = candidates_by_level(document["levels"])
-    arms = {level: candidate.arm(plan.spec, "tuned") for level, candidate in winners.items()}
+    spec = replace(plan.spec, env={**carried(plan.exported), **plan.spec.env})
+    arms = {level: candidate.arm(spec, "tuned") for level, candidate in winners.items()}
     files: list[str] = []
     with writer.postponing():
         files = write_outcome(writer.path, arms, engine, plan.flags)
     document["files"] = [str(writer.path / name) for name in files]
     for level in document["levels"]:
-        run = level["winner"]
-        run["command_line"] = command_line(mask_command(run["command"]), mask_env(run["env"]))
+        run, arm = level["winner"], arms[level["concurrency"]]
+        run["env"] = mask_env(arm.spec.env)
+        run["command_line"] = command_line(mask_command(arm.spec.command), run["env"])
     document["command_line"] = document["levels"][0]["winner"]["command_line"]
     writer.keep_analysis(document, render_analysis(document))
     with writer.postponing():
@@ -194,7 +198,7 @@ def _notes(plan: TunePlan, arms: Mapping[int, CompareArm]) -> list[str]:
         first, *others = arms
         scripts = ", ".join(f"tuned-{level}.sh" for level in others)
         notes.append(f"the command above is the one for {first} at once; the others are in {scripts}")
-    table = steps_table(plan.spec.engine or "", {level: arm.setting for level, arm in arms.items()}, plan.flags)
+    table = table_of(plan.spec.engine or "", arms, plan.flags)
     if isinstance(table, NoTable) and table.reason:
         notes.append(f"no table of steps by batch size was written: {table.reason}")
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from specmeter.bench.resolved import command_flags
@@ -21,6 +22,7 @@ _SEARCHED = (
     "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens", "speculative-config",
     "speculative-adaptive", "speculative-adaptive-config",
 )  # fmt: skip
+_ENGINES = ("NCCL_", "SGLANG_", "VLLM_")
 _CONFIG_SEARCHED = ("num_speculative_tokens", TABLE)
 
 
@@ -43,6 +45,15 @@ def journal_facts(plan: TunePlan) -> dict[str, str]:
         "host": plan.where,
         "starts": "one a setting" if plan.separate else "as the engine allows",
     }
+
+
+def carried(exported: Mapping[str, str]) -> dict[str, str]:
+    """Of the variables that a server inherits those that the files for use must name: other shells do not export them.
+
+    What masking would change is a secret, and stays with the user's own shell.
+    """
+    masked = mask_env(exported)
+    return {name: v for name, v in exported.items() if name.startswith(_ENGINES) and masked[name] == v}
 
 
 def speculation(spec: ServerSpec) -> dict[str, str]:

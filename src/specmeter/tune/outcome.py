@@ -13,7 +13,7 @@ from typing import Any
 
 from specmeter.bench.arms import CompareArm
 from specmeter.engines import Setting
-from specmeter.engines.flags import Command
+from specmeter.engines.flags import Command, flag_value
 from specmeter.trace.masking import mask_command, mask_env
 from specmeter.trace.whole import NotSaved
 from specmeter.tune.flags import BY_BATCH, NO_DRAFTS, EngineFlags, program_of
@@ -33,9 +33,9 @@ LARGEST_BATCH = 65536
 def write_outcome(folder: Path, arms: Mapping[int, CompareArm], engine: str, flags: EngineFlags) -> list[str]:
     """Write the files (0600) into ``folder``; returns their names.
 
-    ``arms`` is what is to be run by concurrency level. One level gives ``tuned.toml``, ``tuned.sh`` and
-    ``engine-config.yaml``; several give each its own, ``tuned-8.toml`` and so on. Secrets are masked, as in everything
-    that is stored. Raises NotSaved.
+    ``arms`` is what is to be run by concurrency level. One level gives ``tuned.toml``, ``tuned.sh`` and, where the
+    engine takes ``--config``, ``engine-config.yaml``; several give each its own, ``tuned-8.toml`` and so on. Secrets
+    are masked, as in everything that is stored. Raises NotSaved.
     """
     files: dict[str, str] = {}
     for level, arm in arms.items():
@@ -43,9 +43,9 @@ def write_outcome(folder: Path, arms: Mapping[int, CompareArm], engine: str, fla
         command, env = tuple(mask_command(arm.spec.command)), mask_env(arm.spec.env)
         files[f"tuned{at}.toml"] = server_table(engine, command, env, f"tuned{at}")
         files[f"tuned{at}.sh"] = f"#!/bin/sh\n{command_line(command, env)}\n"
-        if engine in ("sglang", "vllm"):
+        if engine in ("sglang", "vllm") and flags.has("--config"):
             files[f"engine-config{at}.yaml"] = engine_config(command)
-    table = steps_table(engine, {level: arm.setting for level, arm in arms.items()}, flags)
+    table = table_of(engine, arms, flags)
     if not isinstance(table, NoTable):
         files[table[0]] = table[1]
     try:
@@ -122,6 +122,16 @@ class NoTable:
     """Why there is no table of steps by batch size; empty where none was to be expected."""
 
     reason: str = ""
+
+
+def table_of(engine: str, arms: Mapping[int, CompareArm], flags: EngineFlags) -> tuple[str, str] | NoTable:
+    """The engine's own table of steps by batch size from what is to be run at each level, or why there is none."""
+    sizes = {flag_value(arm.spec.command, "--data-parallel-size", "-dp") or "1" for arm in arms.values()}
+    table = steps_table(engine, {level: arm.setting for level, arm in arms.items()}, flags)
+    if engine == "vllm" and sizes != {"1"} and not isinstance(table, NoTable):
+        # config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel
+        return NoTable("vLLM turns its table off with data parallelism")
+    return table
 
 
 def steps_table(engine: str, best: Mapping[int, Setting | None], flags: EngineFlags) -> tuple[str, str] | NoTable:

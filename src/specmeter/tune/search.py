@@ -40,7 +40,9 @@ class Search:
         for event in journal.events("trial"):
             observation = Observation.from_json(event)
             self._start = max(self._start, observation.start + 1)
-            if observation.level == level:
+            # What hung against a shorter limit than today's may run now.
+            longer = 0 < observation.limit_s < getattr(runner, "limit_s", 0.0)
+            if observation.level == level and not longer:
                 self._take(observation)
         self._earlier_s = sum(o.seconds for o in self.observations)
         self._replayed = len(self.observations)

@@ -41,7 +41,8 @@ class Observation:
 
     ``logs`` are its blocks' mean log decode rates (tokens a second), the first block left out; ``seconds`` its share
     of the start, loading included; ``cause`` why it is infeasible, empty if it is not; ``stopped`` that it lost a race;
-    ``told`` the setting that the server named, where the command leaves it to its engine.
+    ``told`` the setting that the server named, where the command leaves it to its engine; ``limit_s`` the limit that it
+    hung against, in seconds, 0 if it did not.
     """
 
     candidate: Candidate
@@ -53,6 +54,7 @@ class Observation:
     stopped: bool = False
     accept_length: float | None = None
     told: str = ""
+    limit_s: float = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -74,6 +76,7 @@ class Observation:
             "stopped": self.stopped,
             "accept_length": self.accept_length,
             **({"own": True, "told": self.told} if c.own else {}),
+            **({"limit_s": self.limit_s} if self.limit_s else {}),
         }
 
     @classmethod
@@ -87,7 +90,8 @@ class Observation:
             data.get("own", False),
         )
         rest = {name: data[name] for name in ("level", "start", "seconds", "cause", "stopped", "accept_length")}
-        return cls(candidate=candidate, logs=tuple(data["logs"]), told=data.get("told", ""), **rest)
+        rest |= {"told": data.get("told", ""), "limit_s": data.get("limit_s", 0.0)}
+        return cls(candidate=candidate, logs=tuple(data["logs"]), **rest)
 
 
 class Runner(Protocol):
@@ -161,7 +165,7 @@ class LiveRunner:
         found = [
             Observation(
                 c, level, start, tuple(collected.logs[c.key]), share, cause, c.key in collected.dropped,
-                collected.length(c.key), collected.told,
+                collected.length(c.key), collected.told, self.limit_s if ended else 0.0,
             )
             for c in candidates
         ]  # fmt: skip

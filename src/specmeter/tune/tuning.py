@@ -10,6 +10,7 @@ from typing import Any
 
 from specmeter import __version__
 from specmeter.analysis.profile import SCHEMA
+from specmeter.bench.comparing import warnings_of
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending
@@ -224,6 +225,13 @@ def _search_json(search: Search, planner: Planner) -> dict[str, Any]:
         "infeasible": [{"label": label, "cause": cause} for label, cause in infeasible.items()],
         "not_run": [{"label": label, "reason": reason} for label, reason in planner.skipped.items()],
     }
+
+
+def warnings_of_tune(document: Mapping[str, Any]) -> list[str]:
+    """What is missing, and what the reader of each proof has to know: a knob that its server does not run with."""
+    proofs = [(level["concurrency"], level["proof"]) for level in document["levels"] if level["proof"]]
+    said = [f"the proof at {at}: {words}" for at, proof in proofs for words in warnings_of(proof)]
+    return [*document["missing"], *said]
 
 
 def candidates_by_level(levels: Sequence[Mapping[str, Any]]) -> dict[int, Candidate]:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ from specmeter.engines import ServerSpec, Setting, engine_named
 from specmeter.engines.guardian import descendants
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.trace.rundir import RunWriter
+from specmeter.tune import trial
 from specmeter.tune.limits import BudgetSpent, Limit
-from specmeter.tune.space import Candidate
+from specmeter.tune.space import AS_GIVEN, Candidate
 from specmeter.tune.trial import LiveRunner, Observation, refuse_taken_port
 
 # A server that starts, says so, and never opens its port.
 SILENT = (sys.executable, "-c", "import time; print('loading'); time.sleep(600)")
+HOSTILE = str(Path(__file__).parents[2] / "support" / "hostile_server.py")
 PLAIN = Candidate(Setting.of(0))
 
 
@@ -56,6 +59,46 @@ def test_a_server_that_dies_early_keeps_its_own_cause_whatever_the_limit(tmp_pat
     dies = (sys.executable, "-c", "raise SystemExit('out of something')")
     (found,) = _run(_runner(tmp_path, dies, limit_s=1800.0, left_s=900.0))
     assert "ended before it was ready" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("die", "out of GPU memory"),
+        ("error", "no such adapter"),
+        ("garbage", "The warm-up failed."),
+        ("silent", "it hung: not done after 4 s"),
+    ],
+)
+def test_a_server_that_fails_in_its_bench_is_infeasible_and_gone(tmp_path: Path, mode: str, said: str) -> None:
+    before = set(descendants(os.getpid()))
+    limit_s = 4.0 if mode == "silent" else 1800.0
+    (found,) = _run(_runner(tmp_path, (sys.executable, HOSTILE, mode), limit_s))
+    assert said in found.cause and found.mean is None and not set(descendants(os.getpid())) - before
+
+
+def test_the_command_as_it_stands_runs_unchanged_and_tells_its_setting(tmp_path: Path) -> None:
+    own = Candidate(AS_GIVEN, own=True)
+    command = (sys.executable, HOSTILE, "good", "--speculative-algorithm", "EAGLE3")
+    (found,) = _run(_runner(tmp_path, command, 1800.0), own)
+    assert not found.cause and len(found.logs) == 2 and found.told == "k=5 top-k=4 tokens=8"
+
+
+def test_whole_blocks_of_a_trial_that_the_budget_ended_are_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[Limit] = []
+    monkeypatch.setattr(trial, "Limit", lambda *words: limits.append(Limit(*words)) or limits[-1])
+    runner = _runner(tmp_path, (sys.executable, HOSTILE, "good"), 1800.0, left_s=900.0)
+
+    def stop(logs: Mapping[str, Sequence[float]]) -> set[str]:
+        limits[-1].struck = True  # as if the time were up now, and the server killed
+        raise SpecmeterError("The server ended while it was in use.", exit=Exit.SERVER_FAILED)
+
+    with pytest.raises(BudgetSpent) as caught:
+        runner.run([PLAIN], 1, 0, 3, stop)
+    (partial,) = caught.value.partial
+    assert len(partial.logs) == 1 and not partial.cause and partial.mean is not None
 
 
 def test_a_setting_that_the_engine_does_not_take_is_infeasible_without_a_start(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from specmeter.bench.arms import CompareArm
 from specmeter.engines import ServerSpec, Setting
 from specmeter.engines.spec import read_server_file
 from specmeter.tune.flags import BY_BATCH, NO_DRAFTS, EngineFlags
-from specmeter.tune.outcome import NoTable, command_line, engine_config, steps_table, write_outcome
+from specmeter.tune.outcome import NoTable, command_line, engine_config, steps_table, table_of, write_outcome
 
 COMMAND = ("vllm", "serve", "my model", "--speculative-config", '{"num_speculative_tokens": 2}', "--enforce-eager")
 NEW = EngineFlags(
-    {"--speculative-adaptive-config": ()},
+    {"--speculative-adaptive-config": (), "--config": ()},
     "t",
     fields=frozenset({"num_speculative_tokens_per_batch_size", BY_BATCH, NO_DRAFTS}),
 )
-OLD = EngineFlags({}, "t")
+OLD = EngineFlags({"--config": ()}, "t")
 
 
 def test_the_server_file_reads_back_as_the_same_command(tmp_path: Path) -> None:
@@ -47,6 +47,22 @@ def test_each_level_has_files_of_its_own(tmp_path: Path) -> None:
         assert read_server_file(str(tmp_path / f"tuned-{level}.toml")).command == arm.spec.command
         assert f"--seed {level}" in (tmp_path / f"tuned-{level}.sh").read_text()
     assert json.loads((tmp_path / "steps-by-batch.json").read_text())["num_speculative_tokens"] == 4
+
+
+def test_a_version_without_the_flag_for_it_gets_no_configuration_file(tmp_path: Path) -> None:
+    arm = CompareArm("tuned", ServerSpec("sglang", COMMAND))
+    assert write_outcome(tmp_path, {1: arm}, "sglang", EngineFlags({}, "t")) == ["tuned.sh", "tuned.toml"]
+
+
+def test_vllms_table_is_not_written_with_data_parallelism() -> None:
+    def arms(*words: str) -> dict[int, CompareArm]:
+        spec = ServerSpec("vllm", (*COMMAND, *words))
+        return {level: CompareArm("tuned", spec, Setting.of(k)) for level, k in ((1, 4), (8, 2))}
+
+    found = table_of("vllm", arms("-dp", "2"), NEW)
+    assert isinstance(found, NoTable) and "data parallelism" in found.reason
+    for words in ((), ("--data-parallel-size", "1")):
+        assert not isinstance(table_of("vllm", arms(*words), NEW), NoTable)
 
 
 def test_the_command_line_is_quoted() -> None:

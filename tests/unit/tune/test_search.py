@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ def _search(
     seed: int = 0,
 ) -> Search:
     journal = Journal(tmp_path / "j.sqlite", {"a": "b"})
+    journal._db.execute("PRAGMA synchronous = OFF")  # the same journal without the disk's waits
     planner = Planner(space, START, predict, seed)
     search = Search(planner, runner, journal, budget or Budget(), 1, 6, lambda text: None)
     try:
@@ -191,6 +193,29 @@ def test_the_whole_blocks_of_a_trial_that_the_budget_ends_count_in_that_session(
     assert search.best() == Candidate(Setting.of(2)) and {len(o.logs) for o in search.observations} == {2}
     again = KnownRunner(_speed, together=True)
     assert len(_search(tmp_path, again, budget=Budget(minutes=2.0)).observations) == 7 and len(again.starts[0]) == 7
+
+
+class Patient(KnownRunner):
+    """A runner with a limit, against which k=2 hangs unless it is 100 s or more."""
+
+    limit_s = 10.0
+
+    def run(
+        self, candidates: Sequence[Candidate], level: int, start: int, blocks: int, stop: Stop
+    ) -> list[Observation]:
+        found = super().run(candidates, level, start, blocks, stop)
+        hangs = self.limit_s < 100 and any(c.setting.steps == 2 for c in candidates)
+        return [replace(o, logs=(), cause="it hung", limit_s=self.limit_s) if hangs else o for o in found]
+
+
+def test_what_hung_is_tried_again_with_a_longer_limit_alone(tmp_path: Path) -> None:
+    search = _search(tmp_path, Patient(_speed, together=False))
+    assert search.best() == Candidate(Setting.of(3))
+    same, longer = Patient(_speed, together=False), Patient(_speed, together=False)
+    longer.limit_s = 100.0
+    _search(tmp_path, same)
+    assert not any(c.setting.steps == 2 for group in same.starts for c in group)
+    assert _search(tmp_path, longer).best() == Candidate(Setting.of(2))
 
 
 def test_what_the_minutes_leave_is_told_to_the_runner(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from specmeter.bench.schedule import Sending
 from specmeter.engines import ServerSpec, Setting
 from specmeter.errors import SpecmeterError
 from specmeter.tune.budget import Budget
+from specmeter.tune.facts import carried
 from specmeter.tune.flags import EngineFlags
 from specmeter.tune.proof import BASELINE, START, TUNED, proven, verdict
 from specmeter.tune.space import Candidate, Space, settings_of
-from specmeter.tune.tuning import TunePlan, _candidate_json, candidates_by_level
+from specmeter.tune.tuning import TunePlan, _candidate_json, candidates_by_level, warnings_of_tune
 
 OFF, BEST, OWN = (Candidate(Setting.of(k)) for k in (0, 2, 4))
 ARMS = {BASELINE: OFF, TUNED: BEST, START: OWN}
@@ -97,6 +98,18 @@ def test_a_command_without_speculation_is_refused_unless_none_is_asked_for() -> 
         replace(plan, space=Space(settings_of([0], [1], []))).check()
     with pytest.raises(SpecmeterError, match="no draft head"):
         _plan(ServerSpec("embedded", ("specmeter", "serve", "--draft", "none"))).check()
+
+
+def test_what_a_proof_warns_of_is_a_warning_of_the_tune() -> None:
+    proofs: list[Any] = [None, {"models": {"baseline": "A", "tuned": "B"}, "knobs": []}]
+    levels = [{"concurrency": at, "proof": proof} for at, proof in zip((1, 8), proofs, strict=True)]
+    first, second = warnings_of_tune({"levels": levels, "missing": ["1 requests at once: why"]})
+    assert first == "1 requests at once: why" and second.startswith("the proof at 8: the arms serve models")
+
+
+def test_what_the_server_inherits_stands_in_the_files_unless_it_is_a_secret() -> None:
+    exported = {"NCCL_ALGO": "Ring", "VLLM_API_KEY": "hunter2", "CUDA_HOME": "/usr", "SGLANG_X": "1"}
+    assert carried(exported) == {"NCCL_ALGO": "Ring", "SGLANG_X": "1"}
 
 
 def test_trials_of_another_environment_or_other_answers_are_other_work() -> None:
