@@ -66,12 +66,16 @@ class SimStream:
 class Sim:
     """The device and the host's clock. ``torch`` belongs into sys.modules, ``driver()`` is what StampRing takes."""
 
-    def __init__(self, drift: float = 0.0, epoch: int = 1_790_000_000_000_000_000, step_ns: int = 32) -> None:
+    def __init__(
+        self, drift: float = 0.0, epoch: int = 1_790_000_000_000_000_000, step_ns: int = 32, making_ns: int = 0
+    ) -> None:
         self.now = 1_000_000_000
         self.tick_ns = 100
+        self.making_ns = making_ns  # what the first recording of an event takes the host
         self.drift, self.epoch, self.step_ns = drift, epoch, step_ns
         self.lost = False
         self.compiles = True
+        self.graphs = self.events = 0  # of the driver's own, not given back yet
         self.by_handle: dict[int, SimStream] = {}
         self.memory: dict[int, bytearray] = {}
         self._handles = 0x7000
@@ -245,6 +249,44 @@ class SimDriver:
         self.sim.run()
         return event[0] <= self.sim.now
 
+    def begin_capture(self, stream: int) -> None:
+        """Launches on the stream are kept from now on."""
+        self.sim.by_handle[stream].captured = []
+
+    def end_capture(self, stream: int) -> Any:
+        """What was kept."""
+        nodes, self.sim.by_handle[stream].captured = self.sim.by_handle[stream].captured, None
+        return nodes
+
+    def made_graph(self, graph: Any) -> Any:
+        """Ready to be launched."""
+        self.sim.graphs += 1
+        return graph
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """All of its nodes, in order."""
+        self.sim.check()
+        for length, effect in graph:
+            self.sim.by_handle[stream].push(length, effect)
+
+    def free_graph(self, graph: Any) -> None:
+        """Give it back; one that still runs must not be."""
+        self.sim.graphs -= 1
+
+    def timed_event(self) -> list[int]:
+        """An event that keeps its time."""
+        self.sim.events += 1
+        return [0]
+
+    def elapsed_ns(self, first: list[int], second: list[int]) -> float:
+        """Between two events that are passed."""
+        assert max(first[0], second[0]) <= self.sim.now
+        return float(self.sim.device_time(second[0]) - self.sim.device_time(first[0]))
+
+    def free_event(self, _event: list[int]) -> None:
+        """Give it back."""
+        self.sim.events -= 1
+
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
         """Nothing to spoil here."""
         return contextlib.nullcontext()
@@ -289,6 +331,7 @@ class SimEvent:
         to = stream or self.sim.current
         if to.captured is not None:
             raise SimError("an event in a capture has no time")
+        self.sim.now += 0 if self.recorded else self.sim.making_ns
         self.end = to.push(0)
         self.recorded += 1
 

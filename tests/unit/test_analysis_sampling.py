@@ -118,11 +118,11 @@ def test_facts_compare_sampled_and_clean_cycles(tmp_path: Path) -> None:
 def test_processes_that_draw_by_different_numbers_are_said(tmp_path: Path) -> None:
     trace = sampled_run(tmp_path, 0.1, 300)
     reports = [{"sampling": {"counter": kind, "endless": ["loop"]}} for kind in ("iteration", "cycle")]
-    stamped = {"device_events": {"stamps_cost": {"percent": 0.31}}, "sampling": None}
+    stamped = {**stamps_of(1_260.0, 1_300.0, 10.0), "sampling": None}
     found = facts(trace, assumed_share(1.0, "a test"), [*reports, stamped])
     assert found["counter"] == "differs between processes"
     text = " ".join(sampling_lines(found))
-    assert "never returned: loop" in text and "+0.31 % against a clean one" in text
+    assert "never returned: loop" in text and "10.0 a cycle, each 1.26 us" in text and "0.36 % of a cycle" in text
 
 
 def test_a_profile_has_phases_of_sampled_cycles_and_the_time_of_all(tmp_path: Path) -> None:
@@ -182,11 +182,40 @@ def test_a_budget_below_the_cycle_points_cost_leaves_the_least_and_is_said(tmp_p
 
 
 def test_stamps_in_graphs_are_inside_the_budget(tmp_path: Path) -> None:
+    """8 and 14 stamps a cycle of 1.25 us at most: 17.5 us of 3.5 ms are 0.5 %; the rank with more of them counts."""
     trace = sampled_run(tmp_path, 0.18, 500)
-    stamped = {"device_events": {"stamps_cost": {"percent": 0.3, "upper_percent": 0.5}}}
-    share = share_for(1.0, trace.main, (), [said(12_000, 7_000), stamped])
+    reports = [said(12_000, 7_000), stamps_of(1_200.0, 1_250.0, 8.0), stamps_of(1_200.0, 1_250.0, 14.0)]
+    share = share_for(1.0, trace.main, (), reports)
     assert share.cost is not None and share.point_percent is not None and "stamps in graphs 0.5 %" in share.why
-    assert share.permille == int(1000 * (0.5 - share.point_percent) / share.cost.high)
+    assert share.permille == pytest.approx(1000 * (0.5 - share.point_percent) / share.cost.high, abs=2)
+    found = facts(trace, share, reports)
+    assert found["stamps"]["percent"] == pytest.approx(0.48, rel=0.01) and found["stamps"]["a_cycle"] == 14
+    without = facts(trace, share, reports[:1])
+    assert found["overall_percent"]["point"] - without["overall_percent"]["point"] == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (None, "not measured in this run"),
+        ({"stamp_ns": None, "upper_ns": None, "stamps_a_cycle": 3.0, "reason": "libcuda is old"}, "libcuda is old"),
+        ({"stamp_ns": 1e3, "upper_ns": 1e3, "stamps_a_cycle": None, "reason": ""}, "not measured in this run"),
+        ({"stamp_ns": float("nan"), "upper_ns": 1e3, "stamps_a_cycle": 1.0, "reason": ""}, "not measured in this run"),
+    ],
+)
+def test_stamps_that_were_not_measured_are_said_and_cost_the_share_nothing(
+    tmp_path: Path, cost: Any, words: str
+) -> None:
+    trace = sampled_run(tmp_path, 0.18, 500)
+    reports = [said(12_000, 7_000), {"device_events": {"stamps_cost": cost}}, {"device_events": None}]
+    share = share_for(1.0, trace.main, (), reports)
+    assert share.permille == share_for(1.0, trace.main, (), reports[:1]).permille and "stamps" not in share.why
+    assert words in " ".join(sampling_lines(facts(trace, share, reports)))
+
+
+def stamps_of(stamp_ns: float, upper_ns: float, number: float) -> dict[str, Any]:
+    cost = {"stamp_ns": stamp_ns, "upper_ns": upper_ns, "stamps_a_cycle": number, "reason": ""}
+    return {"device_events": {"stamps_cost": cost}}
 
 
 def test_without_quiet_cycles_all_of_the_points_time_counts_as_every_cycles(tmp_path: Path) -> None:

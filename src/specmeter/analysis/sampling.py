@@ -6,6 +6,7 @@ difference is what the probes cost. The cost of putting code in and out is part 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -119,7 +120,7 @@ def sampling_facts(
     total = int(np.count_nonzero(usable)) + partly
     cost, base = sample_cost(rank, requests, reports), point_percent(rank, requests, reports)
     part = entered / total if total else 0.0
-    every = (base or 0.0) + (stamps_percent(reports) or 0.0)
+    every = (base or 0.0) + (stamps_percent(rank, requests, reports) or 0.0)
     overall = None if cost is None else replace(
         cost, low=every + cost.low * part, point=every + cost.point * part, high=every + cost.high * part,
         method=f"{cost.method}, times the share of sampled cycles, and the cycle point's own time",
@@ -137,7 +138,7 @@ def sampling_facts(
         "clean_ms": _mean(rank, outside),
         "sample_cost_percent": cost.as_json() if cost else None,
         "overall_percent": overall.as_json() if overall else None,
-        "stamps": _stamps(reports),
+        "stamps": stamps_facts(rank, requests, reports),
     }
 
 
@@ -175,19 +176,42 @@ def _told(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def stamps_percent(reports: Sequence[Mapping[str, Any]]) -> float | None:
-    """What stamps in graphs cost every cycle, percent, at its upper end where there is one; None: not measured."""
-    found = _stamps(reports)
-    upper = found["upper_percent"]
-    percent: float | None = upper if isinstance(upper, int | float) else found["percent"]
-    return None if percent is None else max(0.0, percent)
+def stamps_percent(rank: RankTrace, requests: Sequence[Request], reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """What stamps in graphs cost every cycle, percent of a clean one, at its upper end; None where not measured."""
+    percent: float | None = stamps_facts(rank, requests, reports)["upper_percent"]
+    return percent
 
 
-def _stamps(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the stamps inside captured graphs cost: clean against stamped graph, as a process measured it."""
-    for report in reports:
-        events = report.get("device_events")
-        found = events.get("stamps_cost") if isinstance(events, Mapping) else None
-        if isinstance(found, Mapping) and isinstance(found.get("percent"), int | float):
-            return {"percent": float(found["percent"]), "upper_percent": found.get("upper_percent"), "reason": ""}
-    return {"percent": None, "upper_percent": None, "reason": "Stamps in graphs: not measured in this run"}
+def stamps_facts(rank: RankTrace, requests: Sequence[Request], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the stamps inside captured graphs cost, in the process where they cost most.
+
+    ``stamp_us`` is one stamp's time on the device, as the process measured it with a clean graph against a stamped one,
+    ``a_cycle`` how many a cycle had since arming. Their product, in ``percent`` of a clean cycle, is more than a
+    host-bound cycle loses. None where it was not measured, and ``reason`` says why.
+    """
+    facts: dict[str, Any] = dict.fromkeys(("stamp_us", "a_cycle", "percent", "upper_percent"))
+    costs = [cost for report in reports if (cost := _stamps_cost(report)) is not None]
+    clean = comparable(rank, requests) & (rank.cycles.probed == 0)
+    known = [cost for cost in costs if not isinstance(cost, str)]
+    if not known or not clean.any():
+        reason = next((cost for cost in costs if isinstance(cost, str) and cost), "")
+        reason = "no clean cycle ran" if known else reason
+        return {**facts, "reason": "Stamps in graphs: not measured in this run" + (reason and f": {reason}")}
+    stamp_ns, upper_ns, number = max(known, key=lambda cost: cost[1] * cost[2])
+    cycle_ns = float(np.median(rank.cycles.dur_ns[clean]))
+    percents = {"percent": 100 * stamp_ns * number / cycle_ns, "upper_percent": 100 * upper_ns * number / cycle_ns}
+    return {"stamp_us": stamp_ns / 1e3, "a_cycle": number, **percents, "reason": ""}
+
+
+def _stamps_cost(report: Mapping[str, Any]) -> tuple[float, float, float] | str | None:
+    """One process's: a stamp's ns and its upper end, and how many a cycle; else why not, as it says; None: nothing."""
+    events = report.get("device_events")
+    found = events.get("stamps_cost") if isinstance(events, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    numbers = [found.get(name) for name in ("stamp_ns", "upper_ns", "stamps_a_cycle")]
+    known = [float(number) for number in numbers if isinstance(number, int | float) and 0 <= number < math.inf]
+    if len(known) < len(numbers):
+        return str(found.get("reason") or "")
+    stamp_ns, upper_ns, number = known
+    return stamp_ns, max(stamp_ns, upper_ns), number

@@ -77,7 +77,7 @@ def share_for(
     cost = sample_cost(rank, requests, reports)
     if cost is None or not math.isfinite(cost.high):
         return assumed_share(budget_percent, "too few cycles ran while it was to be measured")
-    base, stamps = point_percent(rank, requests, reports), stamps_percent(reports)
+    base, stamps = point_percent(rank, requests, reports), stamps_percent(rank, requests, reports)
     left = budget_percent - (base or 0.0) - (stamps or 0.0)
     permille = permille_for(left, cost.high) if left > 0 else LEAST
     why = (

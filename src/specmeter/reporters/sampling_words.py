@@ -37,8 +37,15 @@ def sampling_lines(found: Mapping[str, Any] | None) -> list[str]:
     if stamps["percent"] is None:
         lines.append(inert(stamps["reason"], 160))
     else:
-        lines.append(f"Stamps in graphs: a stamped graph takes {stamps['percent']:+.2f} % against a clean one")
+        lines.append(_stamps(stamps))
     return lines
+
+
+def _stamps(found: Mapping[str, Any]) -> str:
+    return (
+        f"Stamps in graphs: {found['a_cycle']:.1f} a cycle, each {found['stamp_us']:.2f} us of the device (a stamped "
+        f"graph against a clean one), so {found['percent']:.2f} % of a cycle, at most {found['upper_percent']:.2f} %"
+    )
 
 
 def _cost(found: Mapping[str, Any]) -> str:

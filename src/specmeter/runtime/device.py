@@ -57,7 +57,7 @@ class DeviceClock:
         self._off = False
         self._now_in = 0
         self._anchored = False
-        self._paired_ns = 0
+        self._paired_ns = self._tied_ns = 0
         self._error_ns: Optional[int] = None
         self._lock = threading.Lock()
         if inside or outside == STAMPS:
@@ -175,7 +175,7 @@ class DeviceClock:
         self.taking = on
 
     def _begin_taking(self) -> None:
-        self._anchored, self._paired_ns = False, 0
+        self._anchored, self._paired_ns, self._tied_ns = False, 0, 0
         if self.stamps is not None:
             if self._events is not None and not self.stamps.off:
                 self._events.forget()  # their times will run from another event
@@ -216,7 +216,7 @@ class DeviceClock:
                 return  # as in the cycles that are not sampled
             if not backend.capturing():
                 if stamps is not None:
-                    self._drain_stamps(backend, stamps)
+                    self._drain_stamps(stamps)
                 if not self._off and self.outside == EVENTS:
                     self._drain_events(events)
         except Exception as error:
@@ -224,32 +224,21 @@ class DeviceClock:
         finally:
             self._lock.release()
 
-    def _drain_stamps(self, backend: Backend, stamps: StampClock) -> None:
+    def _drain_stamps(self, stamps: StampClock) -> None:
         if not stamps.ready and not stamps.set_up():
             return
-        found = stamps.drain()
-        if found is not None and not self._anchored and self._events is not None:
-            self._anchored = True
-            assert stamps.ring is not None
-            self._anchor(backend, stamps.ring)
+        # First of all: the pairs written from now on bound the events' times too.
+        wanted = not self._anchored and self.outside == EVENTS and not (self._off or stamps.off)
+        if wanted and self._clock() >= self._tied_ns:
+            self._tie(stamps)
+        stamps.drain()
 
-    def _anchor(self, backend: Backend, ring: Any) -> None:
+    def _tie(self, stamps: StampClock) -> None:
         """Put the events' times on the stamps' clock."""
-        assert self._events is not None
-        stream = backend.outside_stream(ring.stream)
-        events = self._events
-        pending = []
-
-        def record() -> None:
-            event = backend.event()
-            event.record(stream)
-            pending.append(event)
-
-        found = ring.look(record, self._clock)
-        if found is None:
-            self._anchored = False
-        else:
-            events.anchor(pending[-1], found)
+        assert self._events is not None and stamps.ring is not None
+        found = self._events.tie(stamps.ring, self._clock)
+        self._anchored, self._tied_ns = found is not None, self._clock() + PAIR_AGAIN_NS
+        stamps.beside_ns = found or 0
 
     def _drain_events(self, events: EventSpans) -> None:
         stamps = self.stamps
@@ -282,6 +271,7 @@ class DeviceClock:
             "waiting": len(events) if events is not None else 0,
             "pair_error_ns": self._error_ns,
             "stamps": self.stamps.describe() if self.stamps is not None else None,
+            "stamps_cost": self.stamps.describe_cost() if self.stamps is not None else None,
         }
 
 

@@ -41,6 +41,17 @@ _SIGNATURES: Dict[str, Sequence[Any]] = {
     "cuEventQuery": (_P,),
     "cuThreadExchangeStreamCaptureMode": (_P,),
 }
+# Of graphs of our own and events with times, for measuring; graphs need CUDA 11.4.
+_MEASURING: Dict[str, Sequence[Any]] = {
+    "cuStreamBeginCapture_v2": (_P, _I32),
+    "cuStreamEndCapture": (_P, _P),
+    "cuGraphInstantiateWithFlags": (_P, _P, _U64),
+    "cuGraphLaunch": (_P, _P),
+    "cuGraphDestroy": (_P,),
+    "cuGraphExecDestroy": (_P,),
+    "cuEventElapsedTime": (_P, _P, _P),
+    "cuEventDestroy_v2": (_P,),
+}
 
 
 class DriverError(RuntimeError):
@@ -91,11 +102,14 @@ class Driver:
 
     def __init__(self, lib: Any = None) -> None:
         self.lib: Any = lib if lib is not None else ctypes.CDLL("libcuda.so.1")
-        for name, arguments in _SIGNATURES.items():
-            call = getattr(self.lib, name)
-            call.argtypes, call.restype = list(arguments), _I32
+        self._declare(_SIGNATURES)
         if not self.context():
             raise DriverError("this thread has no CUDA context")
+
+    def _declare(self, signatures: Dict[str, Sequence[Any]]) -> None:
+        for name, arguments in signatures.items():
+            call = getattr(self.lib, name)
+            call.argtypes, call.restype = list(arguments), _I32
 
     def check(self, code: int, name: str) -> None:
         """Raise DriverError unless the call ``name`` gave 0."""
@@ -184,6 +198,53 @@ class Driver:
             return False
         self.check(code, name)
         return True
+
+    # -- graphs of our own ----------------------------------------------------------------------------------------
+
+    def begin_capture(self, stream: int) -> None:
+        """Capture what is launched on the stream, and let every other thread and stream do as it likes meanwhile.
+
+        Raises AttributeError with a driver that is too old for graphs.
+        """
+        self._declare(_MEASURING)
+        self._do("cuStreamBeginCapture_v2", stream, _RELAXED)
+
+    def end_capture(self, stream: int) -> Any:
+        """What was captured since."""
+        graph = _P()
+        self._do("cuStreamEndCapture", stream, ctypes.byref(graph))
+        return graph
+
+    def made_graph(self, graph: Any) -> Any:
+        """The captured graph, ready to be launched; the captured form is given back."""
+        made = _P()
+        self._do("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, 0)
+        self._do("cuGraphDestroy", graph)
+        return made
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """Launch a graph on the stream."""
+        self._do("cuGraphLaunch", graph, stream)
+
+    def free_graph(self, graph: Any) -> None:
+        """Give a graph back that has run."""
+        self._do("cuGraphExecDestroy", graph)
+
+    def timed_event(self) -> Any:
+        """An event that keeps its time."""
+        event = _P()
+        self._do("cuEventCreate", ctypes.byref(event), 0)
+        return event
+
+    def elapsed_ns(self, first: Any, second: Any) -> float:
+        """From one event to another, ns, both passed."""
+        found = ctypes.c_float()
+        self._do("cuEventElapsedTime", ctypes.byref(found), first, second)
+        return found.value * 1e6
+
+    def free_event(self, event: Any) -> None:
+        """Give an event back."""
+        self._do("cuEventDestroy_v2", event)
 
     def relaxed(self) -> Relaxed:
         """A context in which this thread's calls spoil nobody's capture."""

@@ -12,9 +12,13 @@ from typing import Any, Callable, Deque, List, Optional, Tuple
 
 from . import layout
 from .device_backend import Backend
-from .device_pairs import ClockPair, bracket
+from .device_pairs import PATIENCE_NS, TRIES, ClockPair, bracket
 
 MOST_PENDING = 4096
+# Events as far apart as this around a stamp are near enough; the time of one is known to half a microsecond (CUDA's
+# driver API manual, cuEventElapsedTime).
+NEAR_NS = 8_000
+STEP_NS = 500
 Cycle = Callable[[], int]
 
 
@@ -130,9 +134,38 @@ class EventSpans:
         """Whether times run from somewhere already."""
         return self._last is not None
 
-    def anchor(self, event: Any, device_ns: int) -> None:
-        """Have times run from ``event``, recorded just now, when another clock of the device stood at ``device_ns``."""
-        self._anchor = (event, device_ns)
+    def tie(self, ring: Any, clock: Callable[[], int]) -> Optional[int]:
+        """Have times run on the clock of a ring of stamps, from a stamp between two events on its stream.
+
+        Gives how far they may be off it, ns; None where the device did not answer, so that they run on no clock yet.
+        """
+        stream = self._backend.outside_stream(ring.stream)
+        best: Optional[Tuple[int, int, Any]] = None
+        for _ in range(TRIES):
+            found = self._around(ring, stream, clock)
+            if found is None:
+                break
+            if best is None or found[0] < best[0]:
+                best = found
+            if best[0] <= NEAR_NS:
+                break
+        if best is None:
+            return None
+        apart, device_ns, first = best
+        self._anchor = (first, device_ns - apart // 2)
+        return apart // 2 + STEP_NS
+
+    def _around(self, ring: Any, stream: Any, clock: Callable[[], int]) -> Optional[Tuple[int, int, Any]]:
+        """How far two events are apart, the time of the stamp between them, and the first of them."""
+        first, second = self._backend.event(), self._backend.event()
+        device_ns = ring.tie(lambda: first.record(stream), lambda: second.record(stream), clock)
+        if device_ns is None:
+            return None
+        until = clock() + PATIENCE_NS
+        while not second.query():
+            if clock() > until:
+                return None
+        return max(0, round(first.elapsed_time(second) * 1e6)), device_ns, first
 
     def _place(self, event: Any, host_ns: int) -> int:
         """The time of an event that is over; of the first one, which the device passed at ``host_ns``, the host's."""

@@ -13,6 +13,7 @@ from .device_backend import Backend, of_the_clock
 from .device_graphs import Graph, GraphHooks
 from .device_pairs import ClockPair
 from .device_spans import Joiner
+from .device_stamp_cost import StampCost
 from .device_stamps import END, FIRST, GRAPHS, ORDINALS, StampRing
 
 COPY_EVERY_NS = 20_000_000
@@ -20,6 +21,7 @@ PAIR_EVERY_NS = 10_000_000_000
 PAIR_AGAIN_NS = 100_000_000
 MOST_CALLS = 4096
 SET_UP_NS = 20_000_000
+COST_NS = 20_000_000
 NEEDS_CUDA = "stamps need the CUDA driver"
 Write = Callable[[int, int, int, int, int], None]
 # A stamp that was launched in a capture: which graph, and which call of the point.
@@ -51,13 +53,18 @@ class StampClock:
         self.pairs = 0
         self.last_pair: Optional[ClockPair] = None
         self.error_ns: Optional[int] = None
+        self.beside_ns = 0  # how far events that lie on this clock may be off it
         self._write, self._cycle, self._clock = write, cycle, clock
         self._backend, self._make_driver = backend, make_driver
         self._raw: Callable[[], int] = int
         self._calls: Dict[int, Tuple[int, int]] = {}
         self._number = 0
         self._copied_ns = self._paired_ns = 0
-        self.hooks = GraphHooks(self.set_up, self._begun, self._ending, now_in, self.stop, GRAPHS)
+        self.cost: Optional[StampCost] = None
+        self._no_cost = "no graph has been captured"
+        self._cost_tried = False
+        self._armed_at = (0, 0)
+        self.hooks = GraphHooks(self._before_capture, self._begun, self._ending, now_in, self.stop, GRAPHS)
         self._joiner = Joiner(self.hooks.graphs, self._calls, self._give, self._give_graph)
 
     # -- set-up ---------------------------------------------------------------------------------------------------
@@ -99,6 +106,25 @@ class StampClock:
         except Exception as error:
             self.stop(error)
             return False
+
+    def _before_capture(self) -> bool:
+        """``set_up``, and once, before the first capture, what a stamp costs; without that cost stamps go on."""
+        ready = self.set_up()
+        if ready and not self._cost_tried and self.ring is not None:
+            self._cost_tried = True
+            try:
+                self.cost = self.ring.cost()
+                until = self._clock() + COST_NS
+                while not self.cost.read() and self._clock() < until:
+                    pass
+            except Exception as error:
+                self._lose_cost(error)
+        return ready
+
+    def _lose_cost(self, error: BaseException) -> None:
+        if not of_the_clock(error):
+            raise error
+        self.cost, self._no_cost = None, f"{type(error).__name__}: {error}"
 
     def stop(self, error: BaseException) -> None:
         """Turn this clock off because of ``error``, unless a signal handler of the server raised it: that goes on."""
@@ -188,37 +214,48 @@ class StampClock:
         self._joiner.forget()
         for graph in self.hooks.graphs.values():
             graph.followed.clear()
+        self._armed_at = (self._stamps_run(), self._cycle())
         if self.ring is not None:
             self.ring.skip()
 
-    def drain(self) -> Optional[ClockPair]:
-        """Write what has come; give the two clocks' pair if they were paired just now."""
+    def drain(self) -> None:
+        """Write what has come."""
         ring = self.ring
         if self.off or ring is None or not self.ready:
-            return None
+            return
         try:
             if ring.in_flight:
                 self._joiner.take(ring.rows())
-                return None
+                return
             now = self._clock()
-            if now - self._copied_ns >= COPY_EVERY_NS:
-                if now >= self._paired_ns and ring.tick_ns:
-                    return self._pair(ring, now)
+            if now - self._copied_ns < COPY_EVERY_NS:
+                return
+            if now >= self._paired_ns and ring.tick_ns:
+                self._pair(ring, now)
+            else:
                 self._copied_ns = now
                 ring.start_copy()
         except Exception as error:
             self.stop(error)
-        return None
+        self._read_cost()
 
-    def _pair(self, ring: StampRing, now: int) -> Optional[ClockPair]:
+    def _read_cost(self) -> None:
+        try:
+            if self.cost is not None and self.cost.waiting:
+                self.cost.read()
+        except Exception as error:
+            self._lose_cost(error)
+
+    def _pair(self, ring: StampRing, now: int) -> None:
         found = ring.pair(self._clock)
+        if found is not None:
+            found = found._replace(error_ns=found.error_ns + self.beside_ns)
         self._paired_ns = now + (PAIR_AGAIN_NS if found is None else PAIR_EVERY_NS)
         if found is not None:
             self.pairs += 1
             self.last_pair = found
             self.error_ns = found.error_ns
             self._write(layout.KIND_CLOCK_PAIR, layout.POINT_NONE, *found)
-        return found
 
     def _give(self, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
         self._write(layout.KIND_DEVICE_SPAN, point, begin_ns, end_ns, self._cycle() - cycle)
@@ -226,6 +263,19 @@ class StampClock:
     def _give_graph(self, key: int, point: int, cycle: int, begin_ns: int, end_ns: int) -> None:
         back = min(self._cycle() - cycle, (1 << layout.GRAPH_KEY_SHIFT) - 1)
         self._write(layout.KIND_GRAPH_SPAN, point, begin_ns, end_ns, key << layout.GRAPH_KEY_SHIFT | back)
+
+    def _stamps_run(self) -> int:
+        """How many stamps the replays of all graphs have launched so far."""
+        return sum(graph.stamps * graph.replays for graph in list(self.hooks.graphs.values()))
+
+    def describe_cost(self) -> Dict[str, Any]:
+        """What stamps in graphs cost: one's ns on the device, and how many a cycle has had since arming."""
+        found = self.cost.describe() if self.cost is not None else None
+        run, cycles = self._stamps_run() - self._armed_at[0], self._cycle() - self._armed_at[1]
+        return {
+            **(found or {"stamp_ns": None, "upper_ns": None, "reason": self._no_cost}),
+            "stamps_a_cycle": run / cycles if cycles > 0 else None,
+        }
 
     def describe(self) -> Dict[str, Any]:
         """For the process's report: why there are no stamps (empty: there are), what is stamped, what was lost."""

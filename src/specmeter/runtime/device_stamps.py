@@ -18,7 +18,8 @@ from _thread import allocate_lock
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from . import device_ptx
-from .device_pairs import ClockPair, bracket
+from .device_pairs import PATIENCE_NS, ClockPair, bracket
+from .device_stamp_cost import StampCost
 
 ROW = struct.Struct("<QIIIIII")
 ROWS = 8192
@@ -26,6 +27,8 @@ GRAPHS = 4096
 # So many rows at most are taken over from before the first copy after ``skip``.
 FRESH = 512
 ORDINALS = 1 << 12
+# Copies of a quarter of a megabyte that hold the side stream for longer than the host takes to launch three things.
+HOLDS = 16
 _COUNTER, _TICKS, _REPLAYS = 0, 8, 64
 _ROWS_AT = _REPLAYS + 4 * GRAPHS
 _U64 = struct.Struct("<Q")
@@ -69,7 +72,8 @@ class StampRing:
             driver.clear(self._base, _ROWS_AT + self._size, self.stream)
             self._host = driver.host_memory(_U64.size * 3 + self._size)
             self._copied = driver.event()
-            driver.kernel(module, device_ptx.TICKS)(self.stream, self._base + _TICKS)
+            self._ticks = driver.kernel(module, device_ptx.TICKS)
+            self._ticks(self.stream, self._base + _TICKS)
             # The driver loads a kernel when it is first launched, which it may not inside a capture.
             self._ask()
             self._stamp(self.stream, *self._places, 0, self._mask, 0, END, 0)
@@ -95,6 +99,15 @@ class StampRing:
     def ours(self) -> bool:
         """Whether the calling thread works on the device that the ring is on."""
         return bool(self._driver.context() == self._context)
+
+    def cost(self) -> StampCost:
+        """Begin to measure what a stamp costs in a graph, on the side stream, which is idle."""
+
+        def stamp(*numbers: int) -> None:
+            with self._lock:
+                self._stamp(*numbers)
+
+        return StampCost(self._driver, self.stream, stamp, self._ticks)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -159,18 +172,28 @@ class StampRing:
         with self._driver.relaxed():
             return bracket(self._ask, self._answer, clock, extra_ns=self.tick_ns)
 
-    def look(self, after: Callable[[], None], clock: Callable[[], int]) -> Optional[int]:
-        """The device's time, with ``after()`` launching on the side stream right behind the look at it, or None."""
+    def tie(self, before: Callable[[], None], after: Callable[[], None], clock: Callable[[], int]) -> Optional[int]:
+        """The device's time between ``before()`` and ``after()``, which record an event each on the side stream.
+
+        None while the stream or the device is busy. All three stand behind copies of the rows that nobody reads: what
+        the host takes to launch them lies not between them on the device. Both events are recorded once more first, as
+        that makes them, which takes the host long.
+        """
         if not self._quiet():
             return None
-
-        def ask() -> None:
+        with self._driver.relaxed():
+            before()
+            after()
+            for _ in range(HOLDS):
+                self._driver.copy(self._host.address + 3 * _U64.size, self._base + _ROWS_AT, self._size, self.stream)
+            self._ticks(self.stream, self._base + _TICKS)  # from the copy engine to the one that runs kernels
+            before()
             self._ask()
             after()
-
-        with self._driver.relaxed():
-            found = bracket(ask, self._answer, clock, tries=1)
-        return found.device_ns if found is not None else None
+        until, found = clock() + PATIENCE_NS, self._answer()
+        while found is None and clock() < until:
+            found = self._answer()
+        return found
 
     def _quiet(self) -> bool:
         if self.in_flight:

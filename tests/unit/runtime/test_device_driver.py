@@ -16,6 +16,7 @@ import pytest
 
 from specmeter.runtime import device_ptx
 from specmeter.runtime.device_driver import Driver, DriverError
+from specmeter.runtime.device_stamp_cost import PAIRS
 from specmeter.runtime.device_stamps import END, FIRST, StampRing
 
 SOURCE = Path(__file__).resolve().parents[2] / "support" / "stub_cuda.c"
@@ -49,6 +50,22 @@ def test_stamps_go_through_every_call_as_the_driver_takes_it(driver: Driver) -> 
     assert ring.tick_ns == 32
     pair = ring.pair(time.perf_counter_ns)
     assert pair is not None and pair.device_ns > rows[-1].time_ns and pair.error_ns < 1_000_000_000
+
+
+def test_a_stamps_cost_is_measured_by_graphs_of_our_own_that_are_given_back(driver: Driver) -> None:
+    ring = StampRing(driver)
+    ring.start_copy()
+    assert ring.rows() == []
+    before = [row.number for row in ring.rows()]
+    cost = ring.cost()
+    assert driver.lib.live_now() == 2 + 2 * PAIRS + 1
+    assert not cost.read()  # the first query says not ready
+    assert cost.read() and driver.lib.live_now() == 0
+    # A graph of the stub takes 1 us a kernel, a float of milliseconds has 24 bits.
+    assert cost.describe() == {"stamp_ns": pytest.approx(1000), "upper_ns": pytest.approx(1000), "reason": ""}
+    ring.start_copy()
+    assert ring.rows() == [] and ring.rows() == [], "no stamp of the measurement lies in the ring"
+    assert before == []
 
 
 def test_our_calls_are_relaxed_and_the_mode_is_put_back(driver: Driver) -> None:

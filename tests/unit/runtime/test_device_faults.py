@@ -19,6 +19,7 @@ from specmeter.runtime import (
     device_pairs,
     device_ptx,
     device_spans,
+    device_stamp_cost,
     device_stamping,
     device_stamps,
 )
@@ -26,12 +27,13 @@ from tests.support.sim_device import Sim, SimStream
 from tests.support.taken import Taken
 
 MODULES = (
-    device, device_backend, device_events, device_graphs, device_pairs, device_ptx, device_spans, device_stamping,
-    device_stamps,
+    device, device_backend, device_events, device_graphs, device_pairs, device_ptx, device_spans, device_stamp_cost,
+    device_stamping, device_stamps,
 )  # fmt: skip
 # Called by the runtime outside the server's calls (there a fault is noted), or the last resort itself.
 LEFT_OUT = {
     "DeviceClock.pair", "DeviceClock.follow_graphs", "DeviceClock.describe", "StampClock.describe", "DeviceClock.leave",
+    "StampClock.describe_cost", "StampCost.describe",
     "DeviceClock.forked", "DeviceClock.set_taking", "DeviceClock._failed", "DeviceClock._stop", "DeviceClock.drain",
     "StampClock.follow", "StampClock.stop", "StampClock._end", "GraphHooks.install", "GraphHooks._safe", "Row",
     "GraphHooks._make_capture_begin", "GraphHooks._make_capture_end", "GraphHooks._make_replay", "device_asked",

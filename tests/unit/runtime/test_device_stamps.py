@@ -258,6 +258,42 @@ def test_one_clock_for_events_and_stamps_and_the_hosts_within_the_bound(monkeypa
         assert event.t0 - 8_000 < graph_span.t0 < graph_span.t1 < event.t1 + 8_000
 
 
+def test_events_lie_where_they_are_against_stamps_however_long_the_host_takes_to_make_one(monkeypatch: Any) -> None:
+    """The event that ties both clocks was launched 34 us behind the stamp that it was taken to stand beside."""
+    server = Server(monkeypatch, making_ns=34_000)
+    graph = server.capture(300_000)
+    server.begin()
+    for _ in range(30):
+        server.cycle(graph)
+        server.sim.wait(2 * MS)
+    server.settle()
+    both = list(zip(server.taken.spans(REPLAY), server.taken.graphs(), strict=True))
+    assert len(both) == 30
+    # In this simulation a begin's time is its end: the stamp's own microsecond lies between.
+    for event, graph_span in both[2:]:  # the first events are made then
+        assert -1_000 < graph_span.t0 - event.t0 < 3_000
+        assert -1_000 < event.t1 - graph_span.t1 < 3_000
+    assert all(pair.value >= server.taken.clock.stamps.beside_ns > 0 for pair in server.taken.pairs())  # type: ignore[union-attr]
+
+
+def test_events_are_tied_again_where_the_device_did_not_answer(server: Server) -> None:
+    graph = server.capture(5_000)
+    server.taken.arm()
+    ring = server.taken.clock.stamps.ring  # type: ignore[union-attr]
+    server.sim.by_handle[ring.stream].push(50 * MS)
+    server.cycle(graph)
+    began = server.sim.now
+    server.cycle(graph)
+    assert not server.taken.spans() and server.sim.now - began < MS  # asked, given up, not waited for
+    server.sim.wait(150 * MS)
+    for _ in range(10):
+        server.cycle(graph)
+        server.sim.wait(4 * MS)
+    server.settle()
+    assert len(server.taken.spans(REPLAY)) == 12
+    assert min(s.t0 for s in server.taken.spans()) > server.sim.epoch
+
+
 def test_no_event_is_given_before_its_clock_is_that_of_the_stamps(server: Server) -> None:
     graph = server.capture(5_000)
     server.taken.arm()
@@ -365,6 +401,69 @@ def test_every_kernel_was_launched_before_the_first_capture(monkeypatch: Any) ->
 def test_the_cost_on_the_device_is_two_stamps_a_graph_and_two_a_step(server: Server) -> None:
     graph = server.capture(1_000, 1_000)
     assert len(graph.nodes) == 3 + 2 + 4
+
+
+def test_a_stamps_cost_is_measured_before_the_first_capture_and_told_with_their_number(server: Server) -> None:
+    first = server.capture(1_000, 1_000)
+    assert len(first.nodes) == 3 + 2 + 4  # nothing of the measurement is in the server's graph
+    assert server.sim.graphs == server.sim.events == 0, "given back"
+    server.begin()
+    cost = server.taken.clock.describe()["stamps_cost"]
+    assert cost["stamp_ns"] == pytest.approx(STAMP_NS, abs=32) and cost["upper_ns"] == pytest.approx(STAMP_NS, abs=64)
+    for number in range(12):
+        server.cycle(first) if number % 3 else server.taken.turn()
+    cost = server.taken.clock.describe()["stamps_cost"]
+    cycles = server.taken.cycle - 1
+    assert cost["stamps_a_cycle"] == pytest.approx(6 * 8 / cycles) and cost["reason"] == ""
+
+
+def test_a_stamps_cost_is_measured_once_a_process_and_no_row_of_it_is_in_the_ring(server: Server) -> None:
+    graphs = [server.capture(1_000) for _ in range(3)]
+    taken, ring = server.taken, server.taken.clock.stamps.ring  # type: ignore[union-attr]
+    cost = taken.clock.stamps.cost  # type: ignore[union-attr]
+    server.begin()
+    numbers = [server.cycle(graph) for graph in graphs]
+    server.settle()
+    assert taken.clock.stamps.cost is cost  # type: ignore[union-attr]
+    assert [span.own_cycle for span in taken.graphs()] == numbers
+    assert ring.read == 4 * 3 and ring.lapped == 0
+
+
+def test_a_busy_device_is_not_waited_for_and_tells_a_stamps_cost_later(monkeypatch: Any) -> None:
+    server = Server(monkeypatch)
+    ring = StampRing(server.sim.driver())
+    server.sim.wait()
+    assert ring.ready()
+    monkeypatch.setattr(server.taken.clock.stamps, "ring", ring)
+    monkeypatch.setattr(server.taken.clock.stamps, "_raw", lambda: server.sim.current.handle)
+    server.sim.by_handle[ring.stream].push(500 * MS)
+    began = server.sim.now
+    graph = server.capture(1_000)
+    assert server.sim.now - began < 30 * MS
+    cost = server.taken.clock.describe()["stamps_cost"]
+    assert cost["stamp_ns"] is None and "not come round" in cost["reason"]
+    server.taken.arm()
+    server.sim.wait(600 * MS)
+    for _ in range(8):
+        server.cycle(graph)
+        server.sim.wait(25 * MS)
+    cost = server.taken.clock.describe()["stamps_cost"]
+    assert cost["stamp_ns"] == pytest.approx(STAMP_NS, abs=32) and not server.sim.graphs
+
+
+@pytest.mark.parametrize("call", ["begin_capture", "made_graph", "launch_graph", "elapsed_ns"])
+def test_where_a_stamps_cost_cannot_be_measured_stamps_go_on_and_the_reason_is_told(
+    monkeypatch: Any, call: str
+) -> None:
+    server = Server(monkeypatch)
+    monkeypatch.setattr(SimDriver, call, failing(f"{call} is not to be had"))
+    graph = server.capture(5_000)
+    server.begin()
+    number = server.cycle(graph)
+    server.settle()
+    assert [s.own_cycle for s in server.taken.graphs()] == [number] and server.report["reason"] == ""
+    cost = server.taken.clock.describe()["stamps_cost"]
+    assert cost["stamp_ns"] is None and f"{call} is not to be had" in cost["reason"]
 
 
 @pytest.mark.parametrize("fault", ["driver", "compiler", "launch", "reading"])
