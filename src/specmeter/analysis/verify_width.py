@@ -17,6 +17,7 @@ from specmeter.analysis.device_document import Group, cycle_groups
 from specmeter.analysis.device_join import Joined, Mask, chosen_cycles, join
 from specmeter.analysis.kernel_classes import CLASSES, Patterns
 from specmeter.analysis.stats import ratio_interval
+from specmeter.analysis.verify_context import context_rows, context_words, mean_context
 from specmeter.analysis.verify_reasons import bytes_facts, expert_facts, reason_of
 from specmeter.analysis.verify_sides import Server, Side, side_of
 from specmeter.trace.build import Trace
@@ -95,9 +96,14 @@ def _compared(mine: Joined, plains: Iterable[Joined], server: Server, requests: 
     if not found:
         return _nothing("no window of plain decoding was recorded")
     other, group = next((pair for pair in found if pair[1].batch == ours.batch), found[0])
-    side = side_of(other, Group(True, group.batch, 0, group.graph, group.cycles))
-    document = compare(side_of(mine, ours), side, server, mine.window.on_cpu)
-    return document | {"sentence": document["sentence"] + _slowed(document, mine.window.cost)}
+    group = Group(True, group.batch, 0, group.graph, group.cycles)
+    context = mean_context(mine, ours)
+    server = server if context is None else replace(server, context=context)
+    document = compare(side_of(mine, ours), side_of(other, group), server, mine.window.on_cpu)
+    rows = context_rows((mine, ours), (other, group))
+    told = {"verify": context, "plain": mean_context(other, group)}
+    words = document["sentence"] + _slowed(document, mine.window.cost) + context_words(rows)
+    return document | {"context_tokens": told, "contexts": rows, "sentence": words}
 
 
 def _slowed(document: dict[str, Any], cost: Mapping[str, Any]) -> str:
@@ -131,11 +137,12 @@ def _lowest(trace: Trace, windows: Sequence[DeepWindow], patterns: Patterns | No
 
 
 def _nothing(reason: str) -> dict[str, Any]:
-    names = ("verify", "plain", "idle", "more_ms", "factor", "factor_interval", "bytes", "experts")
+    names = ("verify", "plain", "idle", "more_ms", "factor", "factor_interval", "bytes", "experts", "context_tokens")
     return {
         **dict.fromkeys(names),
         "on_cpu": False,
         "classes": [],
+        "contexts": [],
         "reason": reason,
         "sentence": f"Not compared: {reason}.",
     }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specmeter.analysis.deep_facts import deep_facts
-from specmeter.bench.load import raise_failure
+from specmeter.bench.load import as_request, raise_failure
 from specmeter.bench.place import Place
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved
@@ -17,7 +17,7 @@ from specmeter.control.deep import DEADLINE_S, MOST_CYCLES, DeepAsked
 from specmeter.control.link import Link
 from specmeter.engines import Setting
 from specmeter.errors import Exit, SpecmeterError
-from specmeter.trace import Trace
+from specmeter.trace import Request, Trace
 from specmeter.trace.deep import load_deep, save_deep
 from specmeter.trace.plan import index_plan
 from specmeter.trace.rundir import RunWriter, load
@@ -67,21 +67,22 @@ def take_windows(
     if not cycles or running.link is None:
         return []
     notes: list[str] = []
+    requests: list[Request] = []
     for setting in settings:
         asking = _Asking(running.place, running.link, cycles, "" if setting is None else setting.label)
         try:
             with running.armed():
                 asking.start()
                 while asking.is_alive():
-                    _drive(running, setting, prompts, send)
-                _drive(running, setting, prompts, send)  # cycles without it, just after
+                    requests += _drive(running, setting, prompts, send)
+                requests += _drive(running, setting, prompts, send)  # cycles without it, just after
         finally:
             # Cut short, no cycle would end it; the probes are out by now, which does.
             if asking.ident is not None:
                 asking.join(_END_S)
         notes += asking.notes()
     with writer.postponing():
-        save_deep(running.link.path, writer.path)
+        save_deep(running.link.path, writer.path, requests)
     return notes
 
 
@@ -100,9 +101,11 @@ def deep_document(writer: RunWriter, trace: Trace, warnings: list[str]) -> list[
     return found or None
 
 
-def _drive(running: Session, setting: Setting | None, prompts: Sequence[Prompt], send: Sending) -> None:
+def _drive(running: Session, setting: Setting | None, prompts: Sequence[Prompt], send: Sending) -> list[Request]:
     calls = interleaved(prompts[:_A_LOAD], [setting], running.engine, send, tag="deep")
-    raise_failure(running.drive("deep window", calls).outcomes)
+    outcomes = running.drive("deep window", calls).outcomes
+    raise_failure(outcomes)
+    return [as_request(outcome) for outcome in outcomes]
 
 
 class _Asking(threading.Thread):

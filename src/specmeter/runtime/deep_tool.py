@@ -7,9 +7,10 @@ Python's lock), starting only sets its begin; so a window that was made ready is
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 CUDA, CPU = "cuda", "cpu"
 MARKS = 16
@@ -30,6 +31,22 @@ def look() -> Dict[str, Any]:
     except Exception:
         begun = False
     return {"torch": None if torch is None else str(getattr(torch, "__version__", "?")), "cuda": begun}
+
+
+def teardown_fault(cuda: Optional[str]) -> str:
+    """Why CUPTI must not come back to this process, or an empty string; ``cuda`` is the version torch is built for.
+
+    torch itself turns the teardown off where it knows of graphs (torch/profiler/profiler.py): before CUDA 12.6 CUPTI
+    that was taken down brings a process with captured graphs down when it comes back. A server's graphs are not told
+    to torch's profiler, and the variable is the server's.
+    """
+    try:
+        before = cuda is not None and tuple(int(part) for part in cuda.split(".")[:2]) < (12, 6)
+    except ValueError:
+        return ""
+    if not before or os.environ.get("TEARDOWN_CUPTI") != "1":
+        return ""
+    return f"TEARDOWN_CUPTI=1 and CUDA {cuda}: a second window could bring a server with CUDA graphs down; unset it"
 
 
 class Tool:
@@ -53,6 +70,9 @@ class Tool:
                 raise CannotProfile("this process has begun no CUDA device")
             if autograd.ProfilerActivity.CUDA not in autograd._supported_activities():
                 raise CannotProfile(f"torch {torch.__version__} was built without CUPTI")
+            fault = teardown_fault(getattr(torch.version, "cuda", None))
+            if fault:
+                raise CannotProfile(fault)
             self._profile = self._made({}, use_cpu=False, use_device="cuda")
         else:
             self._profile = self._made({"profile_all_threads": True}, use_cpu=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from specmeter.trace.build import Trace
 from specmeter.trace.deep_build import build_window
 from specmeter.trace.deep_join import Host, read_host
 from specmeter.trace.deep_profile import read_profile
+from specmeter.trace.deep_requests import load_requests, save_requests
 from specmeter.trace.deep_window import KERNEL, MEMCPY, MEMSET, Columns, DeepWindow, kernel_columns, sync_columns
 from specmeter.trace.plan import PlanIndex, index_plan
 from specmeter.trace.regular import read_regular
+from specmeter.trace.requests import Request
 from specmeter.trace.ring import read_header, read_ring
+from specmeter.trace.strict_json import parse_json
 from specmeter.trace.whole import whole
 
 __all__ = [
@@ -48,8 +51,8 @@ def load_deep(folder: Path, trace: Trace | None = None) -> list[DeepWindow]:
     metas = [_read_meta(path) for path in sorted((folder / FOLDER).glob(f"*{_META}"))]
     if not metas:
         return []
-    index = index_plan(_plan(folder))
-    windows = [(meta, _load(folder, meta, index, trace)) for meta in metas]
+    index, requests = index_plan(_plan(folder)), load_requests(folder / FOLDER)
+    windows = [(meta, _with_requests(_load(folder, meta, index, trace), requests)) for meta in metas]
     windows.sort(key=lambda pair: (pair[0]["id"], pair[1].rank, pair[1].host, pair[1].pid))
     return [window for _meta, window in windows]
 
@@ -65,10 +68,10 @@ def window_begins(folder: Path) -> list[tuple[str, int, int]]:
     return found
 
 
-def save_deep(link_dir: Path, run_dir: Path) -> int:
+def save_deep(link_dir: Path, run_dir: Path, requests: Sequence[Request] = ()) -> int:
     """Copy a link's deep windows into a run directory, the profiler's files packed; gives how many.
 
-    Raises NotSaved where the disk does not take them.
+    ``requests`` are those that ran during the windows. Raises NotSaved where the disk does not take them.
     """
     sources = sorted((link_dir / FOLDER).glob(f"*{_META}"))
     if not sources:
@@ -87,6 +90,8 @@ def save_deep(link_dir: Path, run_dir: Path) -> int:
                 shutil.copyfileobj(old, new, 1 << 20)
         with whole(folder / source.name, folder / f".{source.name}.part") as part:
             shutil.copyfile(source, part)
+    if requests:
+        save_requests(folder, requests)
     return len(sources)
 
 
@@ -94,6 +99,11 @@ def _load(folder: Path, meta: Mapping[str, Any], index: PlanIndex, trace: Trace 
     raw = meta["path"].with_name(f"{meta['path'].name.removesuffix(_META)}.json")
     profile = read_profile(raw if raw.exists() else raw.with_name(f"{raw.name}.gz"))
     return build_window(profile, meta, _host(folder, meta, index), trace)
+
+
+def _with_requests(window: DeepWindow, requests: Sequence[Request]) -> DeepWindow:
+    mine = tuple(r for r in requests if r.end_ns >= window.begin_ns and r.send_ns <= window.end_ns)
+    return replace(window, requests=mine)
 
 
 def _host(folder: Path, meta: Mapping[str, Any], index: PlanIndex) -> Host | None:
@@ -110,16 +120,17 @@ def _host(folder: Path, meta: Mapping[str, Any], index: PlanIndex) -> Host | Non
 def _lanes(path: Path) -> list[dict[str, Any]]:
     """The threads that a process's report names; none where it cannot be read."""
     try:
-        lanes = json.loads(read_regular(path)).get("lanes")
+        lanes = parse_json(read_regular(path)).get("lanes")
     except (OSError, ValueError, AttributeError):
         return []
-    return [lane for lane in lanes or [] if isinstance(lane, dict) and isinstance(lane.get("lane"), int)]
+    lanes = lanes if isinstance(lanes, list) else []
+    return [lane for lane in lanes if isinstance(lane, dict) and isinstance(lane.get("lane"), int)]
 
 
 def _plan(folder: Path) -> dict[str, Any]:
     path = folder / "plan.json"
     try:
-        plan = json.loads(read_regular(path))
+        plan = parse_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise SpecmeterError(f"The plan {path} cannot be read", str(error)) from error
     return plan if isinstance(plan, dict) else {}
@@ -128,8 +139,8 @@ def _plan(folder: Path) -> dict[str, Any]:
 def _read_meta(path: Path) -> dict[str, Any]:
     """What the runtime says of a window, checked. Raises SpecmeterError."""
     try:
-        meta = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
+        meta = parse_json(read_regular(path))
+    except (OSError, ValueError) as error:
         raise SpecmeterError(f"{path} cannot be read", str(error)[:300], "Record the window again.") from error
     why = ""
     if not isinstance(meta, dict) or meta.get("format") != 1:

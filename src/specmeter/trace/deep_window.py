@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
+from specmeter.trace.requests import Request
 
 Columns = dict[str, NDArray[Any]]
 
@@ -67,6 +68,7 @@ class DeepWindow:
     ``cost`` says what the window did to the cycle (``trace.deep_cost``). ``clock_error_ns`` bounds how far the
     profiler's times may be off the probes', after fitting. ``on_cpu``: there was no device, and the entries are
     operators on the host, with the thread as their stream and the time outside of operators that they call as theirs.
+    ``requests`` are those that ran meanwhile, where a run keeps them: they tell the context's length.
     ``notes`` are sentences that a report has to show, ``setting`` is that of the requests that ran (``baseline``: plain
     decoding), empty where it is the server's own.
     """
@@ -87,6 +89,7 @@ class DeepWindow:
     on_cpu: bool = False
     notes: tuple[str, ...] = ()
     setting: str = ""
+    requests: tuple[Request, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.kernels, KERNEL_COLUMNS, len(self.names), "kernels")

@@ -12,7 +12,7 @@ from specmeter.analysis.costmodel_bytes import Shape
 from specmeter.analysis.moe import Experts, distinct_experts
 from specmeter.analysis.verify_sides import Server
 from specmeter.analysis.verify_width import verify_width
-from specmeter.trace import Trace
+from specmeter.trace import Request, Trace
 from specmeter.trace.deep_synthetic import Call, Kernel
 from specmeter.trace.deep_window import DeepWindow
 from tests.support.deep_runs import on, recorded
@@ -164,3 +164,36 @@ def test_the_cards_name_gives_the_bandwidth_of_all_ranks(tmp_path: Path) -> None
     assert found["bytes"]["bandwidth_gb_s"] == 9600
     unknown = verify_width(given["trace"], [window, replace(window, rank=1, device="?")], given["plain"], server)
     assert unknown["bytes"]["bandwidth_gb_s"] is None and "GB with lm_head" in rows(unknown)["dense_gemm"]["reason"]
+
+
+def test_context_is_that_of_the_requests_of_the_window_and_each_length_has_its_row(tmp_path: Path) -> None:
+    """Attention grows with the context on both sides, verify's twice as fast; the context doubles in the middle."""
+    given = {}
+    for side, scale, tokens in (("spec", 2.0, (1, 3, 3, 1)), ("plain", 1.0, (1, 0, 0, 0))):
+        cycles = [forward(scale)] * 6 + [forward(2 * scale)] * 6
+        trace, window = recorded(tmp_path / side, cycles, numbers=[tokens] * 12)
+        t0 = trace.main.cycles.t0_ns
+        early = Request("a", "", "", 0, 0, int(t0[0]), int(t0[6]), 300, 100)
+        late = Request("b", "", "", 0, 0, int(t0[7]), int(t0[-1]) + 1, 700, 200)
+        lost = Request("c", "", "", 0, 0, int(t0[0]), int(t0[-1]), 0, 50)  # a server that told no prompt's length
+        given[side] = (trace, [replace(window, requests=(early, late, lost))])
+    found = verify_width(*given["spec"], plain=given["plain"])
+    short, long = found["contexts"]
+    assert (short["from_tokens"], short["to_tokens"], long["from_tokens"]) == (256, 511, 512)
+    assert short["verify_cycles"] == short["plain_cycles"] == long["verify_cycles"] == 6
+    assert short["verify_attention_ms"] == pytest.approx(0.040) and long["verify_attention_ms"] == pytest.approx(0.080)
+    assert long["plain_attention_ms"] == pytest.approx(0.040) and short["factor"] > 1
+    assert "256 to 511 tokens 1.0" in found["sentence"] and "attention 0.080 against 0.040 ms" in found["sentence"]
+    assert 300 < found["context_tokens"]["verify"] < 900
+    alone = verify_width(*given["spec"], plain=(given["plain"][0], [replace(given["plain"][1][0], requests=())]))
+    assert alone["contexts"] == [] and alone["context_tokens"]["plain"] is None and "length" not in alone["sentence"]
+
+
+def test_the_context_of_the_window_is_the_one_that_attentions_bytes_are_of(tmp_path: Path) -> None:
+    given = sides(tmp_path, forward(1), forward(1))
+    t0 = given["trace"].main.cycles.t0_ns
+    running = Request("a", "", "", 0, 0, int(t0[0]) - 1, int(t0[-1]) + 1, 4000, 0)
+    given["windows"] = [replace(given["windows"][0], requests=(running,))]
+    shape = Shape(dense=200e6, expert=0.0, kv=1000.0, width_bytes=2.0, experts=None)
+    found = verify_width(**given, server=Server(shape, gb_s=4000.0, context=500.0))
+    assert found["bytes"]["context_tokens"] == 4000
