@@ -495,6 +495,47 @@ def test_a_fault_turns_stamps_off_alone_and_capture_and_replay_go_on(monkeypatch
     assert len(server.taken.spans(REPLAY)) - before == 3
 
 
+def test_a_lost_device_turns_both_clocks_off_at_a_cycles_begin_and_says_so(server: Server) -> None:
+    graph = server.capture(5_000)
+    server.begin()
+    server.cycle(graph)
+    server.sim.lost = True
+    with pytest.raises(RuntimeError, match="launch failure"):
+        server.replay(graph.replay)  # the server's own
+    for _ in range(5):
+        server.sim.wait(25 * MS)
+        server.taken.turn()
+    report = server.taken.clock.describe()
+    assert "launch failure" in report["reason"] and "launch failure" in report["stamps"]["reason"]
+    assert server.step(lambda: 7) == 7
+
+
+def test_a_device_that_is_lost_before_arming_is_asked_once_and_no_more(server: Server) -> None:
+    server.capture(5_000)
+    server.sim.lost = True
+    server.taken.arm()
+    for _ in range(3):
+        server.sim.wait(25 * MS)
+        server.taken.turn()
+    asked = server.sim._count
+    for _ in range(10):
+        server.sim.wait(150 * MS)
+        server.taken.turn()
+    assert server.sim._count == asked
+    report = server.taken.clock.describe()
+    assert "launch failure" in report["reason"] and "launch failure" in report["stamps"]["reason"]
+
+
+def test_a_stream_destroyed_under_a_stamp_ends_stamps_and_the_call_goes_on(monkeypatch: Any) -> None:
+    server = Server(monkeypatch, outside="stamps")
+    server.begin()
+    call, stream = server.taken.point(9), SimStream(server.sim)
+    with server.sim.on(stream):
+        stream.destroyed = True
+        assert call(lambda: 3) == 3
+    assert "invalid resource handle" in server.report["reason"]
+
+
 def test_stamps_wait_for_a_ring_that_the_device_has_not_emptied_yet(monkeypatch: Any) -> None:
     server = Server(monkeypatch, outside="stamps")
 
