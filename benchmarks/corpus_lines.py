@@ -167,17 +167,25 @@ Expected = tuple[str, str, int]
 
 def compare(engine: str, version: str, points: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
     """How many expected lines hold a place of their point in ``points`` (a plan's), and what differs."""
-    places = [(str(point["path"]), str(point["name"]), int(point["line"])) for point in points]
-    # The step functions are given by the line of their definition.
-    places += [(str(point["path"]), "in " + str(point["name"]), int(point["function_line"])) for point in points]
     equal, differing = 0, []
     for file, name, line in expected(engine, version):
-        if any(file in path and name == own and line == at for path, own, at in places):
+        if found_at(points, file, name, line):
             equal += 1
         else:
-            found = sorted(at for path, own, at in places if file in path and own == name)
+            found = sorted(at for path, own, at in _places(points) if file in path and own == name)
             differing.append(f"{name} in {file}: the reference has line {line}, the plan {found}")
     return equal, differing
+
+
+def found_at(points: Sequence[Mapping[str, Any]], file: str, name: str, line: int) -> set[str]:
+    """The files with a place of the point ``name`` at that line, among those whose path holds ``file``."""
+    return {path for path, own, at in _places(points) if file in path and name == own and line == at}
+
+
+def _places(points: Sequence[Mapping[str, Any]]) -> list[Expected]:
+    places = [(str(point["path"]), str(point["name"]), int(point["line"])) for point in points]
+    # The step functions are given by the line of their definition.
+    return places + [(str(point["path"]), "in " + str(point["name"]), int(point["function_line"])) for point in points]
 
 
 def expected(engine: str, version: str) -> Iterator[Expected]:

@@ -12,13 +12,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tomli
 
 from specmeter.control import arm, disarm, interpreter_of, launch_env, processes
 from specmeter.control.prepare import prepare_link
 from tests.support.children import ask
-
-ROOT = Path(__file__).parents[2]
+from tests.support.installed import installed
 
 VLLM = os.environ.get("SPECMETER_VLLM_PYTHON")
 pytestmark = [
@@ -70,19 +68,6 @@ def test_every_place_of_runner_v2_is_taken_by_its_live_modules(tmp_path: Path) -
     finally:
         server.kill()
         server.communicate()
-
-
-def installed(folder: Path) -> Path:
-    """A folder as pip leaves one: specmeter's package, and metadata with the entry points that pyproject declares."""
-    folder.mkdir()
-    (folder / "specmeter").symlink_to(ROOT / "src" / "specmeter")
-    facts = folder / "specmeter-0.1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: specmeter\nVersion: 0.1.0\n")
-    groups = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
-    (facts / "entry_points.txt").write_text("\n".join(lines))
-    return folder
 
 
 PLUGINS = """
