@@ -232,7 +232,7 @@ class SimDriver:
         def copied(_t: int) -> None:
             target[place : place + size] = source[begin : begin + size]
 
-        self.sim.by_handle[stream].push(2_000, copied)
+        self.sim.by_handle[stream].push(2_000 + size // 50, copied)  # 50 GB/s
 
     def event(self) -> list[int]:
         """An event: when it is passed."""

@@ -276,6 +276,16 @@ def test_events_lie_where_they_are_against_stamps_however_long_the_host_takes_to
     assert all(pair.value >= server.taken.clock.stamps.beside_ns > 0 for pair in server.taken.pairs())  # type: ignore[union-attr]
 
 
+def test_what_the_host_takes_to_launch_does_not_lie_between_the_tying_events(server: Server) -> None:
+    graph = server.capture(5_000)
+    server.sim.tick_ns = 1_500
+    server.taken.arm()
+    server.cycle(graph)
+    server.cycle(graph)
+    # Half of the stamp's own time, and an event's step: nothing of the three launches, 1.5 us each.
+    assert server.taken.clock.stamps.beside_ns == pytest.approx(STAMP_NS / 2 + 500, abs=50)  # type: ignore[union-attr]
+
+
 def test_events_are_tied_again_where_the_device_did_not_answer(server: Server) -> None:
     graph = server.capture(5_000)
     server.taken.arm()
