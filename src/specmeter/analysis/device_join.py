@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from specmeter.analysis.host_line import HostLine, host_line, main_lane
 from specmeter.analysis.intervals import Ints, fresh
 from specmeter.analysis.kernel_classes import Patterns, classes_of, mark_lm_head
-from specmeter.trace.build import RankTrace, SpanColumns, Trace
+from specmeter.trace.build import RankTrace, Trace
+from specmeter.trace.by_cycle import SpanColumns
 from specmeter.trace.cycles import DECODE, KEPT, OUTSIDE, cycle_at
 from specmeter.trace.deep import DeepWindow
 from specmeter.trace.plan import LEAF, OVERLAPPED, WAIT, PlanIndex

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeter.analysis.intervals import Ints, pieces
-from specmeter.trace.build import SpanColumns
+from specmeter.trace.by_cycle import SpanColumns
 from specmeter.trace.plan import WAIT, PlanIndex
 
 OUTSIDE = -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,39 +12,19 @@ from numpy.typing import NDArray
 
 from specmeter.errors import SpecmeterError
 from specmeter.runtime import layout
-from specmeter.trace.cycles import MIXTURE, CycleSources, CycleTable, build_cycles, cycle_at
+from specmeter.trace.by_cycle import SpanColumns, columns_of, steps_of, total_of
+from specmeter.trace.cycles import CycleSources, CycleTable, build_cycles
 from specmeter.trace.host_clock import HostClock, host_clocks
 from specmeter.trace.joining import Process, distinct_ranks, masters_of, pairs_of
+from specmeter.trace.marks import change_us, missing, sampling_marks
 from specmeter.trace.merge import merge
 from specmeter.trace.plan import CYCLE, OVERLAPPED, PlanIndex, index_plan
 from specmeter.trace.regular import read_regular
 from specmeter.trace.requests import Request
 from specmeter.trace.ring import Ring, read_ring
-from specmeter.trace.spans import LaneSpans, lane_spans, outside_of_cycles
+from specmeter.trace.spans import lane_spans
+from specmeter.trace.strict_json import parse_json
 from specmeter.trace.values import read_values
-
-# The table of draft steps: columns at most, columns that are always had, and cells from which on columns are cut (a
-# chain has tens of steps; a cell has 8 bytes).
-_MOST_STEPS, _FEWEST_STEPS, _MOST_CELLS = 1024, 64, 1 << 24
-
-
-@dataclass(frozen=True)
-class SpanColumns:
-    """Spans of one thread, one entry a span.
-
-    ``cycle`` is -1 before the first one, ``name`` an index in the plan's names, ``step`` the draft step (0: none);
-    ``inside`` says that the span is part of its cycle's time and does not run beside it.
-    """
-
-    pid: int
-    rank: int
-    cycle: NDArray[np.int64]
-    name: NDArray[np.int16]
-    step: NDArray[np.int32]
-    t0_ns: NDArray[np.int64]
-    dur_ns: NDArray[np.int64]
-    self_ns: NDArray[np.int64]
-    inside: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -102,7 +81,7 @@ def load_link(link_dir: Path, requests: Sequence[Request] = ()) -> Trace:
     """Read the plan and every ring of a link directory. Raises SpecmeterError when nothing was recorded."""
     path = link_dir / "plan.json"
     try:
-        plan = json.loads(read_regular(path))
+        plan = parse_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise SpecmeterError(f"The plan {path} cannot be read", str(error)) from error
     return load_rings(sorted(link_dir.glob("*.ring")), plan, requests)
@@ -181,24 +160,24 @@ def _rank(master: Process, worker: Process | None, index: PlanIndex, requests: S
     else:
         core_self, worker_self, counted = merge(spans, worker.spans)
         parts = [(master, spans, core_self, spans.role != OVERLAPPED), (worker, worker.spans, worker_self, counted)]
-    columns = [_columns(*part, starts, index) for part in parts]
+    columns = [columns_of(*part, starts, index) for part in parts]
     beside = [
-        _columns(p, lane, lane.self_ns(), np.zeros(len(lane), bool), starts, index)
+        columns_of(p, lane, lane.self_ns(), np.zeros(len(lane), bool), starts, index)
         for p in (master, worker) if p is not None
         for number, lane in p.lanes.items() if number != p.main
     ]  # fmt: skip
     shape = (len(starts), len(index.names))
-    taken = {name: _steps(columns, i, len(starts)) for i, name in enumerate(index.names) if index.loops[i]}
+    taken = {name: steps_of(columns, i, len(starts)) for i, name in enumerate(index.names) if index.loops[i]}
     header = master.ring.header
     return RankTrace(
         header.host, header.pid, worker.ring.header.rank if worker else header.rank, cycles,
-        _total([(c, c.self_ns, c.inside) for c in columns], shape),
-        _total([(c, None, c.inside) for c in columns], shape).astype(np.int32),
-        _total([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
+        total_of([(c, c.self_ns, c.inside) for c in columns], shape),
+        total_of([(c, None, c.inside) for c in columns], shape).astype(np.int32),
+        total_of([(c, c.self_ns, ~c.inside) for c in [*columns, *beside]], shape),
         {name: steps for name, (steps, _beyond) in taken.items() if steps.shape[1]},
         (*columns, *beside), max(header.world, worker.ring.header.world if worker else -1),
         master.ring.overwritten + (worker.ring.overwritten if worker else 0),
-        max(_change_us(p.ring) for p in (master, worker) if p is not None),
+        max(change_us(p.ring) for p in (master, worker) if p is not None),
         sum(beyond for _steps_ns, beyond in taken.values()),
     )  # fmt: skip
 
@@ -215,27 +194,9 @@ def _sources(
     none = np.zeros((0, 2), np.int64)
     return CycleSources(
         starts, ends, values, np.concatenate([_prefill_times(r, index) for r in rings]),
-        _marks(master.ring), none if worker is None else _marks(worker.ring),
+        sampling_marks(master.ring), none if worker is None else sampling_marks(worker.ring),
+        np.concatenate([missing(ring) for ring in rings]),
     )  # fmt: skip
-
-
-def _marks(ring: Ring) -> NDArray[np.int64]:
-    """(time, state) of the changes of sampling in one process."""
-    records = ring.records
-    marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
-    found = np.stack([marks["t0"], marks["value"].astype(np.int64)], axis=1)
-    if ring.first_position > 0 and len(found):
-        # The change that held before the oldest one is overwritten: those cycles count for neither side.
-        found = np.concatenate([[[np.iinfo(np.int64).min, MIXTURE]], found])
-    return found
-
-
-def _change_us(ring: Ring) -> float:
-    records = ring.records
-    marks = records[(records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)]
-    # What follows a mixture puts nothing in or out: it says that the mixture is over.
-    took = (marks["t1"] - marks["t0"])[1:][marks["value"][:-1] != 2]
-    return float(np.median(took)) / 1e3 if len(took) else 0.0
 
 
 def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:
@@ -246,71 +207,3 @@ def _prefill_times(ring: Ring, index: PlanIndex) -> NDArray[np.int64]:
     records = ring.records
     found = ids[records["point"]] & ((records["kind"] == layout.KIND_HOST_SPAN) | (records["kind"] == layout.KIND_MARK))
     return np.ascontiguousarray(records["t0"][found])
-
-
-def _columns(
-    process: Process,
-    spans: LaneSpans,
-    self_ns: NDArray[np.int64],
-    counted: NDArray[np.bool_],
-    starts: NDArray[np.int64],
-    index: PlanIndex,
-) -> SpanColumns:
-    cycle = cycle_at(starts, spans.t0)
-    inside = counted & (cycle >= 0)
-    outer = outside_of_cycles(spans, starts)
-    if bool(outer.any()):
-        inside &= ~outer
-    step = np.zeros(len(spans), np.int32)
-    for name, loops in enumerate(index.loops):
-        if loops:
-            of_name = np.flatnonzero((spans.name == name) & spans.loop)
-            for site in np.unique(spans.point[of_name]):
-                # Several sites of a loop share a name; each runs once a step.
-                at = of_name[spans.point[of_name] == site]
-                step[at] = _ordinal(cycle[at]) + 2
-    header = process.ring.header
-    return SpanColumns(header.pid, header.rank, cycle, spans.name, step, spans.t0, spans.dur, self_ns, inside)
-
-
-def _ordinal(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each entry's place among its neighbours of the same group, from 0; equal groups stand together."""
-    place = np.arange(len(group))
-    first = np.ones(len(group), bool)
-    first[1:] = group[1:] != group[:-1]
-    ordinal: NDArray[np.int64] = place - np.maximum.accumulate(np.where(first, place, 0))
-    return ordinal
-
-
-def _steps(columns: list[SpanColumns], name: int, count: int) -> tuple[NDArray[np.float64], int]:
-    """Self time (cycles, steps from the second) of a name that is called in a loop, and how many calls are left out.
-
-    One cycle with very many calls would make every cycle's row as long: the width is bounded.
-    """
-    picked = [(c, np.flatnonzero(c.inside & (c.name == name) & (c.step > 0))) for c in columns]
-    most = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_CELLS // max(count, 1)))
-    width = min(most, max((int(c.step[at].max()) - 1 for c, at in picked if len(at)), default=0))
-    flat, beyond = np.zeros(count * width), 0
-    for c, at in picked:
-        near = at[c.step[at] - 2 < width]
-        beyond += len(at) - len(near)
-        if len(near):
-            cell = c.cycle[near] * width + c.step[near] - 2
-            flat += np.bincount(cell, weights=c.self_ns[near], minlength=count * width)
-    return flat.reshape(count, width), beyond
-
-
-def _total(
-    parts: list[tuple[SpanColumns, NDArray[np.int64] | None, NDArray[np.bool_]]], shape: tuple[int, int]
-) -> NDArray[np.float64]:
-    """Weights (or calls) summed over spans into a (cycles, names) array."""
-    flat = np.zeros(shape[0] * shape[1])
-    for spans, weights, keep in parts:
-        keep = keep & (spans.cycle >= 0)
-        if not bool(keep.any()):
-            continue
-        cell = spans.cycle * shape[1] + spans.name
-        if not bool(keep.all()):
-            cell, weights = cell[keep], None if weights is None else weights[keep]
-        flat += np.bincount(cell, weights=weights, minlength=len(flat))
-    return flat.reshape(shape)

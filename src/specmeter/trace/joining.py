@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from specmeter.trace.plan import CYCLE, LEAF, PlanIndex, phase_of
 from specmeter.trace.regular import read_regular
 from specmeter.trace.ring import Ring
 from specmeter.trace.spans import LaneSpans
+from specmeter.trace.strict_json import parse_json
 
 _WORK = ("draft", "verify", "accept", "extend")
 _CORE = ".core"
@@ -113,8 +113,8 @@ def _parents(ring: Path) -> list[int]:
     report = ring.with_suffix(".json")
     while len(found) < _MOST_PARENTS:
         try:
-            pid = json.loads(read_regular(report)).get("ppid")
-        except (OSError, ValueError, AttributeError, RecursionError):
+            pid = parse_json(read_regular(report)).get("ppid")
+        except (OSError, ValueError, AttributeError):
             break
         if type(pid) is not int or pid <= 1 or pid in found:
             break

@@ -46,7 +46,7 @@ def index_plan(plan: Mapping[str, Any]) -> PlanIndex:
     """Turn a plan (see docs/architecture.md) into a PlanIndex. Raises SpecmeterError for a malformed plan."""
     try:
         return _index(plan)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecmeterError("The plan is malformed", f"{type(error).__name__}: {error}") from error
 
 
@@ -80,6 +80,8 @@ def _index(plan: Mapping[str, Any]) -> PlanIndex:
     values: dict[int, tuple[int, str]] = {}
     for key, identity in plan.get("value_ids", {}).items():
         owner, _, value = key.rpartition(".")
+        if not 0 < int(identity) < 0xFFF0:
+            raise ValueError(f"value id {identity} is out of range")
         if owner in names:
             values[int(identity)] = (names[owner], value)
     return PlanIndex(tuple(names), tuple(roles), tuple(loops), name_of, role_of, loop_of, values, _modes(plan))

@@ -62,7 +62,9 @@ class Ring:
     """One process's completed records in the order of writing.
 
     ``records`` has the dtype RECORD_DTYPE; ``first_position`` is the life position (from 0) of the first of them;
-    ``overwritten`` counts records lost to wrap-around, ``holes`` slots that a thread had taken but not completed.
+    ``overwritten`` counts records lost to wrap-around, ``holes`` slots that a thread had taken but not completed, and
+    in the copy of a far ring stretches that were overwritten before they came over; ``gaps`` are the indices of the
+    records before which some are missing.
     """
 
     header: RingHeader
@@ -70,6 +72,7 @@ class Ring:
     first_position: int
     overwritten: int
     holes: int
+    gaps: tuple[int, ...] = ()
 
 
 def read_ring(path: Path) -> Ring:
@@ -98,10 +101,12 @@ def read_ring(path: Path) -> Ring:
     holes = wanted - int(np.count_nonzero(good))
     if holes > min(_MAX_HOLES, wanted):
         _damaged(path, f"{holes} of its {wanted} records carry no commit mark")
+    gaps: list[int] = []
     if holes:
         records = records[good]
+        gaps = np.unique(np.cumsum(good)[~good]).tolist()
     _check_fields(path, records)
-    return Ring(header, records, first, first, holes)
+    return Ring(header, records, first, first, holes, tuple(at for at in gaps if 0 < at < len(records)))
 
 
 def _overwritten(good: NDArray[np.bool_], changed: NDArray[np.bool_], first: int) -> int:
