@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def _app(where: Links, rate_hz: float, shown: Shown) -> None:
 
 def _once(where: Links, args: argparse.Namespace, shown: Shown) -> int:
     """Look for as long as the figures are over, then print them."""
-    servers = [LiveServer(link) for link in where.list()]
+    servers = [LiveServer(link, missed=partial(where.lost, link)) for link in where.list()]
     end = time.monotonic() + args.seconds + 1
     while servers and time.monotonic() < end:
         for server in servers:

@@ -51,6 +51,10 @@ class FarLinks:
         """Disarm there."""
         return self._tell("disarm", link, timeout_s)
 
+    def lost(self, link: Link) -> int:
+        """Records that were overwritten there before they came over."""
+        return link.lost if isinstance(link, FarLink) else 0
+
     def _tell(self, op: str, link: Link, timeout_s: float) -> tuple[int, int]:
         assert isinstance(link, FarLink)
         place = next(p for p in self._places if any(m.link is link for m in p.mirrors.values()))

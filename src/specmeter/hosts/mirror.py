@@ -51,6 +51,12 @@ class FarLink(Link):
     far_id: str = ""
     far_path: str = ""
     lives_there: dict[tuple[int, int], bool] = field(default_factory=dict, compare=False, repr=False)
+    lost_there: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def lost(self) -> int:
+        """Records that were overwritten there before they came, beyond the one that each gap here stands for."""
+        return sum(self.lost_there.values())
 
     def lives(self, pid: int, start: int) -> bool:
         """As that host said last."""
@@ -117,9 +123,9 @@ class Mirror:
                     raise sent(f"the ring of process {pid} once more, or too many rings")
                 self._rings[name] = _RingCopy(self.folder / f"{name}.ring", payload, self._shift, self._most)
             else:
-                self._add(name, payload, bool(message["lost"]))
+                self._add(name, payload, int(message["lost"]))
 
-    def _add(self, name: str, payload: bytes, gap: bool) -> None:
+    def _add(self, name: str, payload: bytes, lost: int) -> None:
         ring = self._rings.get(name)
         if ring is None:
             raise sent(f"records of {name} before its ring")
@@ -127,7 +133,9 @@ class Mirror:
             records = unpack(payload)
         except ValueError as error:
             raise sent(f"damaged records of {name}", f"{error}.") from None
+        gap = lost > 0 and ring.begun
         ring.add(records, gap)
+        self.link.lost_there[name] = self.link.lost_there.get(name, 0) + lost - gap
 
     def keep_deep(self, pid: int, start: int, number: int, part: str, packed: bytes) -> None:
         """Keep one file of a deep window. Raises ValueError for one that is damaged, or longer than any window's."""
@@ -174,12 +182,17 @@ class _RingCopy:
         os.ftruncate(self._handle, layout.HEADER_SIZE + self.capacity * layout.RECORD_SIZE)
         os.pwrite(self._handle, raw, 0)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has had records."""
+        return self._position > 0
+
     def add(self, data: bytes, gap: bool) -> None:
         """Append records in the order of writing; a gap before them becomes a slot that is not complete."""
         records: Records = np.frombuffer(data, RECORD_DTYPE).copy()
         if self._shift is not None:
             add_to_moments(records, self._shift.by_ns)
-        self._position += int(gap and self._position > 0)
+        self._position += int(gap)
         positions = self._position + np.arange(len(records), dtype=np.int64)
         records["seq"] = (positions + 1).astype(np.uint32)
         raw, at = records.tobytes(), self._position % self.capacity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class LiveServer:
     ``held``: what the rings hold already counts too, not only what is new from now on. A ring that is made after the
     first look counts from its begin: its process makes it with the first record. ``since_s``: the moment of
     perf_counter from which rates are over what was watched; None: now, or with ``held`` from before all that is asked.
+    ``missed`` counts records that never came to where the rings are read.
     """
 
     link: Link
@@ -56,6 +58,7 @@ class LiveServer:
     found: list[Process] = field(default_factory=list)
     fault: str = ""
     since_s: float | None = None
+    missed: Callable[[], int] = int
 
     def __post_init__(self) -> None:
         self._plan = self.link.plan()
@@ -85,8 +88,8 @@ class LiveServer:
 
     @property
     def lost(self) -> int:
-        """Records overwritten before they were read, or given up."""
-        return self._lost + sum(source.lost for source in self._sources.values())
+        """Records overwritten before they came or were read, or given up."""
+        return self._lost + self.missed() + sum(source.lost for source in self._sources.values())
 
     def poll(self) -> None:
         """Look at every ring, and take its new records once a second, or as soon as an eighth of it is full of them.
@@ -139,6 +142,8 @@ class LiveServer:
                 source.drawn = is_drawn(process)
                 if before and not source.drawn:
                     self._forget()
+                elif source.drawn and not before:
+                    source.begin_unseen()
             if process.ring is None or process.ring in self._sources or not process.alive:
                 continue
             try:
@@ -146,9 +151,9 @@ class LiveServer:
             except (SpecmeterError, OSError, ValueError) as error:
                 self.fault = str(getattr(error, "why", "") or error)
                 continue
+            # The copy of a far ring begins where it was first looked at: its begin says nothing of the process's.
             drawn = is_drawn(process)
-            pending = unknown() if drawn and tail.next_position else tail.poll(0)
-            self._sources[process.ring] = Source(tail, pending, drawn)
+            self._sources[process.ring] = Source(tail, unknown() if drawn else tail.poll(0), drawn)
         self._seen = True
 
     def _leave(self, ended: set[Path | None]) -> None:

@@ -91,6 +91,13 @@ class Source:
         keep[np.flatnonzero(marks & ~keep)[-1:]] = True
         self.pending = records[keep]
 
+    def begin_unseen(self) -> None:
+        """Its cycles turn out to be sampled: those before the first change that was seen count for neither side."""
+        records = self.pending
+        marks = (records["kind"] == layout.KIND_MARK) & (records["point"] == layout.POINT_SAMPLING)
+        if not bool(marks.any()):
+            self.pending = joined(unknown(), records)
+
     def forget(self) -> None:
         """What is pending belongs to cycles that are not whole."""
         self.pending = unknown() if self.drawn else self.pending[:0]

@@ -42,7 +42,7 @@ def server_lines(server: LiveServer, second: int, shown: Shown, chosen: bool = F
         (f"  {alive} process{'es' if alive != 1 else ''}", ""),
     ]
     if server.lost:
-        head.append((f"  {server.lost} records lost", "red"))
+        head.append((f"  {server.lost} record{'s' * (server.lost != 1)} lost", "red"))
     lines = [head]
     if server.fault:
         lines.append([(f"    {inert(server.fault, shown.width)}", "red")])

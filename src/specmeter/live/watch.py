@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Protocol
 
 from specmeter.control.link import Link, links
@@ -30,6 +31,10 @@ class Links(Protocol):
         """Take them out."""
         ...
 
+    def lost(self, link: Link) -> int:
+        """Records that never came to where they are read."""
+        ...
+
 
 class LinksHere:
     """The links of this user on this machine, or the one that was chosen."""
@@ -50,6 +55,10 @@ class LinksHere:
         """Disarm."""
         ack = disarm(link, timeout_s)
         return len(ack.done), len(ack.silent)
+
+    def lost(self, link: Link) -> int:
+        """None: rings are read where they are written."""
+        return 0
 
 
 class Watch:
@@ -94,8 +103,9 @@ class Watch:
             if link.id not in self.servers:
                 # One that came since the last listing was not watched before that.
                 since = time.perf_counter() - _LINKS_S if self._seen and not self._held else None
+                held, missed = self._held or self._seen, partial(self.where.lost, link)
                 try:
-                    self.servers[link.id] = LiveServer(link, self._histograms, self._held or self._seen, since_s=since)
+                    self.servers[link.id] = LiveServer(link, self._histograms, held, since_s=since, missed=missed)
                 except SpecmeterError as error:
                     self.note = f"{link.id}: {error.what}"
         for gone in self.servers.keys() - {link.id for link in there}:

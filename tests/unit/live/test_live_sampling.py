@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from specmeter.commands.arm import _measured
 from specmeter.control import Ack, Sampling, arm, disarm, holder, mix
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts.far_rings import pack
+from specmeter.hosts.mirror import Mirror
 from specmeter.live.rank import RankStats
 from specmeter.live.recent import AT
 from specmeter.live.server import LiveServer
@@ -105,3 +108,44 @@ def test_a_view_that_opens_or_loses_records_between_two_changes_waits_for_the_ne
     [rank] = server.ranks.values()
     truly = sum(row[3] == 2 for row in rows[opened:lost] + rows[again:])
     assert 0 < rank.stats._total[AT["cycles"]] <= truly and rank.stats._total[AT["clean"]] > 100
+
+
+def test_the_copy_of_a_far_ring_counts_from_its_first_change_on(tmp_path: Path) -> None:
+    rows = records(400, False)
+    sampled = [at for at, row in enumerate(rows) if row[3] == layout.POINT_SAMPLING and row[6] == 1]
+    rows = rows[sampled[3] - 20 :]
+    there = GrowingRing(tmp_path / "links", PLAN)
+    mirror = Mirror({"link": "far", "path": "/there", "plan": PLAN, "document": {"id": "far"}})
+    try:
+        report = json.dumps({"pid": there.pid, "armed": True, "sampling": {"on": True}}).encode()
+        mirror.take({"event": "process", "name": there.stem, "alive": True}, report)
+        mirror.take({"event": "ring", "name": there.stem}, there.path.read_bytes()[: layout.HEADER.size])
+        server = LiveServer(mirror.link)
+        server.look()
+        data = b"".join(layout.RECORD.pack(*row, 0) for row in rows)
+        mirror.take({"event": "records", "name": there.stem, "lost": 0}, pack(data))
+        server._update()
+    finally:
+        mirror.close()
+    [rank] = server.ranks.values()
+    assert rank.last.cycles.probed[0] == 2
+    assert 0 < rank.stats._total[AT["cycles"]] <= sum(row[3] == 2 for row in rows)
+    assert rank.stats._total[AT["clean"]] > 100
+
+
+def test_a_process_that_says_later_that_it_is_sampled_counts_from_the_first_change_that_was_seen(
+    tmp_path: Path,
+) -> None:
+    rows = records(400, False)
+    sampled = [at for at, row in enumerate(rows) if row[3] == layout.POINT_SAMPLING and row[6] == 1]
+    grown = GrowingRing(tmp_path / "links", PLAN, capacity=1 << 12)
+    grown.add(rows[: sampled[3] - 20])
+    server = LiveServer(grown.link)
+    server.look()
+    grown.report(sampling={"on": True})
+    server.look()
+    grown.add(rows[sampled[3] - 20 :])
+    server._update()
+    [rank] = server.ranks.values()
+    assert rank.last.cycles.probed[0] == 2
+    assert 0 < rank.stats._total[AT["cycles"]] <= sum(row[3] == 2 for row in rows[sampled[3] :])
