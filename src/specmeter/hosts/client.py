@@ -7,12 +7,15 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
 from specmeter.control.signals import TERMINATING, terminations_interrupt
 from specmeter.errors import Exit, SpecmeterError
+from specmeter.hosts import keeper
 from specmeter.hosts.address import Host
 
 # The first words that reach the far Python: no quotes inside, so that every login shell passes them on whole.
@@ -20,6 +23,8 @@ _BOOT = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
 # What a client may take, and print, before our first words come from the other side.
 START_S = 60.0
 MOST_NOISE = 1 << 20
+# How long a client may outlive a process that was killed outright: the far side tidies up through it meanwhile.
+ORPHAN_S = 20.0
 
 
 class Held:
@@ -41,14 +46,39 @@ class Held:
             raise KeyboardInterrupt
 
 
-def start_client(host: Host, python: str) -> tuple[subprocess.Popen[bytes], Held]:
+class Client(subprocess.Popen[bytes]):
+    """A local client, with the keeper that ends it should this process be killed outright."""
+
+    _keeper: subprocess.Popen[bytes] | None = None
+
+    def keep(self) -> None:
+        """Start the keeper. Without one, where no process can be started any more, all else works as ever."""
+        words = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(self.pid)]
+        words += [str(keeper.start_ticks(self.pid)), str(ORPHAN_S)]
+        with contextlib.suppress(OSError):
+            self._keeper = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def let_go(self) -> None:
+        """The client has ended: its keeper goes too."""
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.communicate()
+
+
+def start_client(host: Host, python: str) -> tuple[Client, Held]:
     """The local client that runs ``python`` there, its three streams piped. Raises SpecmeterError (exit 5).
 
     Signals are held until the caller has it in hand and releases them: else one could leave it behind.
     """
     held = Held()
     try:
-        child = subprocess.Popen(
+        child = Client(
             host.command([python, "-u", "-c", _BOOT]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -58,6 +88,7 @@ def start_client(host: Host, python: str) -> tuple[subprocess.Popen[bytes], Held
     except OSError as error:
         held.release()
         raise SpecmeterError(f"{host.name} cannot be reached.", str(error), exit=Exit.ENVIRONMENT) from None
+    child.keep()
     return child, held
 
 
@@ -73,21 +104,21 @@ def read_in_time(stream: IO[bytes], size: int, until: float) -> bytes:
     return os.read(stream.fileno(), size)
 
 
-def end_client(child: subprocess.Popen[bytes], within_s: float) -> int:
+def end_client(child: Client, within_s: float) -> int:
     """Wait so long for the client's end, then kill it and all that it has started here; gives its exit code."""
     try:
         if within_s:
-            return child.wait(within_s)
+            child.wait(within_s)
     except subprocess.TimeoutExpired:
         pass
-    except BaseException:
+    finally:
         _kill_group(child)
-        raise
-    _kill_group(child)
-    return child.wait()
+    code = child.wait()
+    child.let_go()
+    return code
 
 
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
+def _kill_group(child: Client) -> None:
     # It leads a group of its own, and is not reaped yet: the number is no other's. A control master of ssh that stays
     # is in another one.
     if child.returncode is None:

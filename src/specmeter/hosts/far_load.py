@@ -25,7 +25,8 @@ Send = Callable[[dict[str, Any], bytes], None]
 class Drive:
     """One load: ``calls`` are request bodies, sent ``concurrency`` at once or at their ``due_s`` (seconds from now).
 
-    Where ``ramp_s`` is given, the streams of ``concurrency`` begin evenly over so many seconds.
+    Where ``ramp_s`` is given, the streams of ``concurrency`` begin evenly over so many seconds. ``headers`` go with
+    each.
 
     ``done(message, payload)`` hears of each as it ends: ``{"index", "send_ns", "end_ns", "arrivals_ns", "status",
     "problem"}``, the payload being the compressed event data, each with its length before it. ``stop`` sends no more.
@@ -35,6 +36,7 @@ class Drive:
         self.url = str(request["url"])
         self.path = str(request["path"])
         self.timeout_s = float(request["timeout_s"])
+        self.headers = {str(name): str(value) for name, value in (request.get("headers") or {}).items()}
         self.concurrency = int(request["concurrency"])
         self.due_s: list[float] | None = request.get("due_s")
         self.stop_on_error = bool(request["stop_on_error"])
@@ -90,14 +92,14 @@ class Drive:
         return threads
 
     def _alone(self, index: int) -> None:
-        connection = _Connection(self.url, self.timeout_s)
+        connection = _Connection(self.url, self.timeout_s, self.headers)
         try:
             self._one(connection, index)
         finally:
             connection.close()
 
     def _closed(self, last: bool) -> None:
-        connection = _Connection(self.url, self.timeout_s)
+        connection = _Connection(self.url, self.timeout_s, self.headers)
         try:
             while not self._stopped:
                 with self._lock:
@@ -140,9 +142,10 @@ class Drive:
 class _Connection:
     """One kept-alive connection."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, headers: dict[str, str]) -> None:
         self._parts = urlsplit(url)
         self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json", "Accept": "*/*", **headers}
         self._http: http.client.HTTPConnection | None = None
 
     def post(self, path: str, body: bytes) -> http.client.HTTPResponse:
@@ -155,8 +158,7 @@ class _Connection:
             self._http = connect(self._parts, CONNECT_S)
             self._http.connect()
             self._http.sock.settimeout(self._timeout_s)
-        headers = {"Content-Type": "application/json", "Accept": "*/*"}
-        self._http.request("POST", self._parts.path.rstrip("/") + path, body, headers)
+        self._http.request("POST", self._parts.path.rstrip("/") + path, body, self._headers)
         return self._http.getresponse()
 
     def close(self) -> None:
@@ -183,7 +185,9 @@ def _read_events(response: http.client.HTTPResponse, arrivals: list[int], events
         now = time.perf_counter_ns()
         if not chunk:
             break
-        buffer += chunk.replace(b"\r\n", b"\n") if b"\r" in chunk else chunk
+        buffer += chunk
+        if b"\r" in buffer:  # in all of it: a line's end may be split between two chunks
+            buffer = buffer.replace(b"\r\n", b"\n")
         if len(buffer) > MAX_EVENT_BYTES:
             return "the stream is malformed: an event has no end"
         *whole, buffer = buffer.split(b"\n\n")

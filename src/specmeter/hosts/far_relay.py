@@ -217,7 +217,7 @@ class Relay:
         return {"pid": server.pid, "secrets": secrets_of(command, env)}, b""
 
     def _do_port(self, message: Message, payload: bytes) -> Reply:
-        return {"port": free_or_stated(message["stated"])}, b""
+        return {"port": free_or_stated(message["stated"], str(message["host"]))}, b""
 
     def _do_stop(self, message: Message, payload: bytes) -> Reply:
         server = self._servers.pop(int(message["server"]), None)

@@ -88,8 +88,13 @@ class Shipper:
         """Ship nothing more of this link."""
         with self._lock:
             self._links.pop(link_id, None)
+            self._from_start.discard(link_id)
             for key in [key for key in self._rings if key[0] == link_id]:
                 self._rings.pop(key).close()
+            # One that is watched again is new to who watches it.
+            for known in (self._said, self._lost):
+                for key in [key for key in known if key[0] == link_id]:
+                    del known[key]
 
     def collect(self, link_id: str) -> int:
         """Ship everything that the link's rings still hold; gives how many records were lost in all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -99,19 +100,27 @@ class FarServer:
                 self._send({"event": "log", "server": self._number}, data)
 
 
-def free_or_stated(stated: int | None) -> int:
-    """The stated port if nothing listens on it, else a free one of loopback. Raises SpecmeterError (exit 4)."""
-    with socket.socket() as probe:
+def free_or_stated(stated: int | None, host: str) -> int:
+    """The stated port if nothing listens on it at ``host``; without one a free one of loopback.
+
+    Raises SpecmeterError, with exit 4 where it is taken. A host that is not this machine's is the server's to refuse.
+    """
+    where = host if stated is not None else "127.0.0.1"
+    with socket.socket(socket.AF_INET6 if ":" in where else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", stated or 0))
-        except OSError:
-            raise SpecmeterError(
-                f"Port {stated} is taken there: something listens on it already.",
-                "The command asks for this port.",
-                "Stop what uses it, or leave --port out: specmeter then picks a free one.",
-                Exit.SERVER_FAILED,
-            ) from None
+            probe.bind((where, stated or 0))
+        except OverflowError:
+            raise SpecmeterError(f"{stated} is no port.", "A port is at most 65535.") from None
+        except OSError as error:
+            if stated is None or error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise SpecmeterError(
+                    f"Port {stated} is taken there: something listens on it already.",
+                    "The command asks for this port.",
+                    "Stop what uses it, or leave --port out: specmeter then picks a free one.",
+                    Exit.SERVER_FAILED,
+                ) from None
+            return stated
         port: int = probe.getsockname()[1]
     return port
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specmeter import control
-from specmeter.bench.client import PATHS, READ_TIMEOUT_S, Api, Call, Outcome, Received, read_received, request_body
+from specmeter.bench.client import PATHS, READ_TIMEOUT_S, Api, Call, request_body
 from specmeter.bench.load import Load, LoadResult, OnDone
 from specmeter.control.deep import DeepAsked
 from specmeter.engines import Engine, Server, ServerSpec
+from specmeter.engines.access import listening_host, url_of
 from specmeter.engines.server import Progress
 from specmeter.errors import SpecmeterError
 from specmeter.hosts.deep import far_window
+from specmeter.hosts.driven import Driven, arrivals
 from specmeter.hosts.far_relay import GONE_S
-from specmeter.hosts.far_rings import unpacked
 from specmeter.hosts.frames import Message
 from specmeter.hosts.mirror import FarLink, Mirror, Shift
 from specmeter.hosts.relay import Relay
@@ -28,7 +28,6 @@ from specmeter.hosts.shapes import checked_plan, sent
 from specmeter.reporters.inert import inert
 from specmeter.tune.flags import EngineFlags
 
-_MOST_ANSWER = 1 << 28  # bytes of one answer's events: SGLang's /generate repeats the whole text in each
 _IDLE = "Nothing was started or armed there."
 _STARTED = f"The server that was started there is ended by the far side, at once or {GONE_S:.0f} s after the last word."
 
@@ -41,7 +40,7 @@ class There:
         self.mirrors: dict[str, Mirror] = {}
         self._processes = Processes(relay)
         self._drives = itertools.count(1)
-        self._outcomes: dict[int, _Driven] = {}
+        self._outcomes: dict[int, Driven] = {}
         self._started = 0
         self._armed_s: float | None = None
         self._live: dict[str, Any] | None = None
@@ -138,15 +137,17 @@ class There:
     ) -> Server:
         """Start it there, in a session of its own, and wait until it is healthy."""
         stated = engine.command_port(spec.command)
-        port = int(self.relay.call("port", stated=stated)[0]["port"])
+        host = listening_host(spec.command)
+        port = int(self.relay.call("port", stated=stated, host=host)[0]["port"])
         command = spec.command if stated is not None else engine.with_port(spec.command, port)
         if link is not None:
             self.relay.call("watch", link=_far_id(link))
         self._started += 1
         self._say_state()
         process = self._processes.start(command, spec.env, log_path, None if link is None else _far_id(link))
-        server = Server(f"http://127.0.0.1:{port}", engine, process, FarTransport(self.relay))
+        server = Server(url_of(listening_host(command), port), engine, process, FarTransport(self.relay))
         try:
+            server.use_key(spec)
             server.wait_healthy(timeout_s or engine.default_start_timeout_s(), progress)
         except BaseException:
             server.stop()
@@ -206,7 +207,7 @@ class There:
     ) -> LoadResult:
         """Have the load generator there send them."""
         number = next(self._drives)
-        driven = self._outcomes[number] = _Driven(calls, api, on_done)
+        driven = self._outcomes[number] = Driven(calls, api, on_done)
         bodies = [json.dumps(request_body(call, model, api)).encode() for call in calls]
         try:
             answer, _ = self.relay.call(
@@ -216,9 +217,10 @@ class There:
                 sizes=[len(body) for body in bodies],
                 url=base_url,
                 path=PATHS[api],
+                headers=dict(calls[0].headers) if calls else {},
                 timeout_s=READ_TIMEOUT_S,
                 concurrency=load.concurrency,
-                due_s=None if load.rate is None else _arrivals(len(calls), load.rate, load.seed),
+                due_s=None if load.rate is None else arrivals(len(calls), load.rate, load.seed),
                 stop_on_error=load.stop_on_error,
                 ramp_s=load.ramp_s,
             )
@@ -267,56 +269,6 @@ class There:
         driven = self._outcomes.get(int(message["drive"]))
         if driven is not None:
             driven.take(message, payload)
-
-
-class _Driven:
-    """The outcomes of one load as they come."""
-
-    def __init__(self, calls: Sequence[Call], api: Api, on_done: OnDone) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self._calls, self._api, self._on_done = calls, api, on_done
-
-    def take(self, message: Message, payload: bytes) -> None:
-        """One ``outcome`` event. Raises SpecmeterError for one that no load generator could have made."""
-        index = message["index"]
-        if not 0 <= index < len(self._calls) or index in self.outcomes:
-            raise sent(f"an outcome of request {index} of {len(self._calls)}, or that one twice")
-        try:
-            events = _events(payload)
-        except (ValueError, RecursionError) as error:
-            raise sent(f"a damaged outcome of request {index}", f"{error}.") from None
-        began, ended = message["send_ns"], message["end_ns"]
-        arrivals = message["arrivals_ns"] or [ended] * len(events)
-        moments = [began, *arrivals, ended]
-        if len(arrivals) != len(events) or moments != sorted(moments):
-            raise sent(f"an outcome of request {index} whose moments are out of order")
-        pairs = tuple(zip(arrivals, events, strict=True))
-        received = Received(began, ended, message["status"], message["problem"], pairs)
-        outcome = read_received(self._calls[index], received, self._api)
-        self.outcomes[index] = outcome
-        self._on_done(outcome)
-
-
-def _events(payload: bytes) -> list[bytes]:
-    """The events of an outcome, as ``far_load`` packs them. Raises ValueError."""
-    head, _, data = unpacked(payload, _MOST_ANSWER).partition(b"\n")
-    lengths = json.loads(head)
-    if not isinstance(lengths, list) or not all(type(length) is int and length >= 0 for length in lengths):
-        raise ValueError("It has no lengths")
-    if sum(lengths) != len(data):
-        raise ValueError("Its lengths are not those of its data")
-    ends = list(itertools.accumulate(lengths))
-    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def _arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """When each of the requests is due, in seconds from the first: the same draws as a load from here."""
-    rng = random.Random(seed)
-    due, moments = 0.0, []
-    for _ in range(count):
-        moments.append(due)
-        due += rng.expovariate(rate)
-    return moments
 
 
 def _far_id(link: control.Link) -> str:

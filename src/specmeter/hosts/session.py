@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,16 @@ from typing import IO
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.hosts.address import SSH_OPTIONS, Host
 from specmeter.hosts.bundle import COMMANDS, RELAY, bundle
-from specmeter.hosts.client import MOST_NOISE, START_S, NotBegun, end_client, read_in_time, signals_end_it, start_client
+from specmeter.hosts.client import (
+    MOST_NOISE,
+    START_S,
+    Client,
+    NotBegun,
+    end_client,
+    read_in_time,
+    signals_end_it,
+    start_client,
+)
 from specmeter.hosts.dispatch import FROM_HERE
 from specmeter.reporters.inert import inert_lines
 
@@ -138,7 +146,7 @@ class _Reader:
                 _write(waiting if self.started else b"")
                 return
 
-    def copy_rest(self, child: subprocess.Popen[bytes], timeout_s: float) -> None:
+    def copy_rest(self, child: Client, timeout_s: float) -> None:
         """After an interrupt: give the far side a while to end by itself."""
         timer = threading.Timer(timeout_s, child.terminate)
         timer.start()

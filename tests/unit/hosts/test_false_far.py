@@ -24,9 +24,10 @@ from specmeter.hosts import client, session
 from specmeter.hosts import relay as relay_module
 from specmeter.hosts.address import Host
 from specmeter.hosts.address import parse as parse_host
+from specmeter.hosts.driven import Driven
 from specmeter.hosts.far_rings import pack, unpack
 from specmeter.hosts.mirror import Mirror
-from specmeter.hosts.place import There, _Driven
+from specmeter.hosts.place import There
 from specmeter.hosts.relay import Relay
 from specmeter.hosts.shapes import check_answer, check_event
 from specmeter.reporters.inert import inert_lines
@@ -134,17 +135,17 @@ def outcome(**other: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def driven() -> Iterator[tuple[_Driven, list[Outcome]]]:
+def driven() -> Iterator[tuple[Driven, list[Outcome]]]:
     done: list[Outcome] = []
     prompt = Prompt("p", "chat", (("user", "text"),))
-    yield _Driven([Call("r", prompt, 4), Call("s", prompt, 4)], "completions", done.append), done
+    yield Driven([Call("r", prompt, 4), Call("s", prompt, 4)], "completions", done.append), done
 
 
 PIECES = [b'data: {"choices":[{"text":"a"}],"usage":{"completion_tokens":1}}', b"data: [DONE]"]
 RIGHT = zlib.compress(json.dumps([len(piece) for piece in PIECES]).encode() + b"\n" + b"".join(PIECES))
 
 
-def test_a_right_outcome_is_taken(driven: tuple[_Driven, list[Outcome]]) -> None:
+def test_a_right_outcome_is_taken(driven: tuple[Driven, list[Outcome]]) -> None:
     check_event(outcome())
     driven[0].take(outcome(), RIGHT)
     assert [(one.call.request_id, one.text, one.error) for one in driven[1]] == [("r", "a", "")]
@@ -170,7 +171,7 @@ def test_a_right_outcome_is_taken(driven: tuple[_Driven, list[Outcome]]) -> None
     ],
 )
 def test_wrong_outcomes_are_refused(
-    driven: tuple[_Driven, list[Outcome]], message: dict[str, Any], payload: bytes
+    driven: tuple[Driven, list[Outcome]], message: dict[str, Any], payload: bytes
 ) -> None:
     with pytest.raises(SpecmeterError, match="The far side sent") as refused:
         check_event(message)
@@ -308,6 +309,12 @@ def test_noise_before_the_beginning_has_an_end(command: list[str], capsys: pytes
     until(lambda: not alive(mark), "the client's end")
 
 
+def kept(pid: int) -> list[int]:
+    """The keepers that a process has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 # A test run in the background may have these ignored, and what it starts too.
 AS_EVER = (
     "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
@@ -330,6 +337,30 @@ def test_a_signal_takes_the_client_along(number: int) -> None:
             child.kill()
             for pid in alive(mark):
                 os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("command", ["status", "bench --url http://127.0.0.1:9"])
+def test_a_client_that_never_reads_does_not_outlive_a_kill(command: str) -> None:
+    mark = f"{os.getpid()}.{len(command)}"
+    soon = "from specmeter.hosts import client; client.ORPHAN_S = 0.3; " + AS_EVER
+    words = [sys.executable, "-c", soon, "--on", f"sh -c 'sleep {mark}; true'", *command.split()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as child:
+        try:
+            until(lambda: alive(mark) and kept(child.pid), "the client and its keeper")
+            keepers = kept(child.pid)
+            child.kill()
+            child.wait(60)
+            until(lambda: not alive(mark), "the client's end")
+            until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in keepers), "the keeper's end")
+        finally:
+            child.kill()
+            for pid in alive(mark):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_client_that_ends_takes_its_keeper_along(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--on", "sh -c 'exit 7'", "status"]) == 5
+    assert kept(os.getpid()) == []
 
 
 def test_no_word_of_an_error_commands_the_terminal(

@@ -228,3 +228,24 @@ def test_live_shipping_keeps_its_rate_and_the_end_brings_the_rest(tmp_path: Path
     assert shipper.collect("l") == 0
     records = b"".join(unpack(payload) for message, payload in sent if message["event"] == "records")
     assert [record[2] for record in layout.RECORD.iter_unpack(records)] == list(range(120_000))
+
+
+def test_a_link_that_is_watched_again_is_told_anew(tmp_path: Path) -> None:
+    link = make_link({"points": []}, {}, link_id="l", base=tmp_path)
+    me = f"{os.getpid()}-{start_ticks(os.getpid())}"
+    (link.path / f"{me}.json").write_text("{}")
+    writer = Writer(link.path / f"{me}.ring", 64)
+    sent: list[dict[str, Any]] = []
+    shipper = Shipper(lambda message, payload: sent.append(message))
+    try:
+        for _ in range(2):
+            sent.clear()
+            shipper.watch(link)
+            for _ in range(100):  # more than the ring holds: some are lost on the way
+                writer.write()
+            assert shipper.collect("l") > 0
+            assert {message["event"] for message in sent} == {"process", "ring", "records"}
+            assert all(message["lost"] >= 0 for message in sent if message["event"] == "records")
+            shipper.forget("l")
+    finally:
+        shipper.close()
