@@ -236,10 +236,12 @@ def test_secrets_are_masked_and_settings_are_not() -> None:
     command = [
         "x", "--api-key", "k", "--token=abc", "--max-tokens", "5", "--tokenizer", "t", "OPENAI_API_KEY=z",
         "http://u:pw@h/", "Authorization: Bearer abc", "--model", "hf_abcdefghijk", "--password", "p",
+        "--url=https://token@h/", "ssh://user@h",
     ]  # fmt: skip
     assert mask_command(command) == [
         "x", "--api-key", MASK, f"--token={MASK}", "--max-tokens", "5", "--tokenizer", "t", f"OPENAI_API_KEY={MASK}",
         f"http://u:{MASK}@h/", f"Authorization: Bearer {MASK}", "--model", f"hf_{MASK}", "--password", MASK,
+        f"--url=https://{MASK}@h/", "ssh://user@h",
     ]  # fmt: skip
     env = {
         "AWS_SECRET_ACCESS_KEY": "a",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 from specmeter.engines.base import ServerSpec
 from specmeter.engines.flags import Command, flag_value
 from specmeter.errors import SpecmeterError
-from specmeter.trace.masking import MASK
+from specmeter.trace.masking import MASK, mask_command
 
 LOOPBACK = "127.0.0.1"
 # A server that listens on every address is asked on loopback; uvicorn's `::` takes no IPv4.
@@ -15,9 +16,17 @@ _EVERY = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1", "[::]": "::1"}
 
 
 def shown_url(url: str) -> str:
-    """The address without what stands before an ``@``: a user's name there may be a token, as a password is."""
-    before, at, _ = (url.partition("://")[2] or url).partition("/")[0].rpartition("@")
-    return url.replace(f"{before}@", f"{MASK}@", 1) if at else url
+    """The address without what may be a secret, also where it is no address.
+
+    That is what stands before an ``@`` (a user's name there may be a token, as a password is, and a password may hold
+    any sign), what follows a ``?`` or ``#``, and what looks like a key.
+    """
+    scheme, sign, rest = url.partition("://")
+    if not sign or "@" in scheme:
+        scheme, sign, rest = "", "", url
+    _, at, rest = rest.rpartition("@")
+    place, *more = re.split("[?#]", rest, maxsplit=1)
+    return mask_command([f"{scheme}{sign}{MASK if at else ''}{at}{place}{'?' + MASK if more else ''}"])[0]
 
 
 def listening_host(command: Command) -> str:

@@ -15,10 +15,11 @@ _SECRET = re.compile(
     r"(?i)(api[-_]?key|access[-_]?key|secret|token(?!s|iz)|passw(or)?d|passphrase|passwd|credential|auth(?!or)|"
     r"cookie|private[-_]?key|session[-_]?key|(^|[-_])(key|pat|pwd|pw)$)"
 )
-# Whole values that are secrets wherever they stand: bearer headers, well-known token shapes, URL passwords.
+# Whole values that are secrets wherever they stand: bearer headers, well-known token shapes, URL passwords, and what
+# stands alone before the @ of a web address (a token, more often than a name).
 _VALUES = re.compile(
     r"(?i)(bearer\s+)[^\s\"']+|\b(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bap]-|AKIA)[A-Za-z0-9_\-]{8,}|"
-    r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)"
+    r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)|(?<=http://)([^/\s:@]+)(?=@)|(?<=https://)([^/\s:@]+)(?=@)"
 )
 
 
@@ -50,7 +51,7 @@ def secrets_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...
     found = {value for value in _option_secrets(command) if len(value) >= LEAST_OPTION}
     found |= {value for name, value in env.items() if _SECRET.search(name) and len(value) >= LEAST_VARIABLE}
     for word in (*command, *env.values()):
-        found |= {secret for match in _VALUES.finditer(word) if (secret := _secret_part(match))}
+        found |= {part for match in _VALUES.finditer(word) if len(part := _secret_part(match)) >= LEAST_OPTION}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 
@@ -86,6 +87,8 @@ def _option_secrets(command: Sequence[str]) -> Iterator[str]:
 def _secret_part(match: re.Match[str]) -> str:
     """What of a secret-looking value is the secret itself: not ``Bearer``, not the user's name before a password."""
     whole = match.group(0)
+    if match.group(4) or match.group(5):
+        return whole if len(whole) >= LEAST_VARIABLE else ""  # it may be a name all the same
     if match.group(1):
         return whole[len(match.group(1)) :]
     return whole if match.group(2) else whole[len(match.group(3)) + 1 :]
@@ -100,4 +103,6 @@ def _replace(match: re.Match[str]) -> str:
         return match.group(1) + MASK
     if match.group(2):
         return match.group(2) + MASK
+    if match.group(4) or match.group(5):
+        return MASK
     return f"{match.group(3)}:{MASK}"

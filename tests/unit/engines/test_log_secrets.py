@@ -23,10 +23,19 @@ sys.exit("bad " + sys.argv[-1])
 
 def test_secrets_are_the_values_and_not_the_names() -> None:
     command = ["vllm", "serve", "m", "--api-key", "short-key", "--hf-overrides", "{}", "--token=abcd", f"x={KEY}"]
-    command += ["http://me:pa55word@host/", "--header", "Authorization: Bearer abc.def", "--key", "k"]
+    command += [
+        "http://me:pa55word@host/",
+        "https://lonetoken@host",
+        "http://root@host",
+        "http://u:pw@host",
+        "--header",
+        "Authorization: Bearer abc.def",
+        "--key",
+        "k",
+    ]
     env = {"HF_TOKEN": "hf-value-1", "DEBUG_KEY": "1", "HOME": "/root", "URL": "http://u:secretpw@h"}
     found = secrets_of(command, env)
-    assert set(found) == {"short-key", "abcd", KEY, "pa55word", "abc.def", "hf-value-1", "secretpw"}
+    assert set(found) == {"short-key", "abcd", KEY, "pa55word", "lonetoken", "abc.def", "hf-value-1", "secretpw"}
     assert [len(value) for value in found] == sorted(map(len, found), reverse=True)
     assert mask_text("a short-key b abcd", found) == "a *** b ***"
 

@@ -13,7 +13,7 @@ import pytest
 
 from specmeter.cli import main
 from specmeter.engines import Counters, Server, ServerSpec, Setting, engine_named, refuse_silent
-from specmeter.engines.access import key_headers, listening_host, url_of
+from specmeter.engines.access import key_headers, listening_host, shown_url, url_of
 from specmeter.engines.flags import flag_value, with_flag, with_switch, without_flags
 from specmeter.engines.prometheus import Metrics
 from specmeter.engines.spec import add_server_arguments, checked_url, engine_of, read_server_file, server_spec
@@ -274,6 +274,26 @@ def test_secrets_of_commands_and_addresses_are_not_printed(capsys: pytest.Captur
         checked_url("me:hush@ho st")
     for error in (unhealthy, silent, wrong):
         assert "hush" not in str(error.value) and "me" not in error.value.what.split("@")[0].split("//")[-1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hu/sh@host:1",  # the password's / ends the authority, so this is no address
+        "http://me:hu?sh@host",
+        "me:hu/sh@http://host",
+        "http://ho st/v1?key=hu/sh",
+        "http://ho st/#hu/sh",
+        "ftp://h/hf_abcdefghijkl",
+        "http://ho st/bearer hf_abcdefghijkl",
+    ],
+)
+def test_what_is_no_address_is_not_printed_with_what_may_be_a_secret(url: str) -> None:
+    with pytest.raises(SpecmeterError, match="Not a server's URL") as wrong:
+        checked_url(url)
+    said = str(wrong.value)
+    assert "sh@" not in said and "key=hu" not in said and "#" not in said and "abcdefghijkl" not in said, said
+    assert shown_url("http://127.0.0.1:8000/v1") == "http://127.0.0.1:8000/v1"
 
 
 def test_a_key_comes_from_a_variable_or_from_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
