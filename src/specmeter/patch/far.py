@@ -1,4 +1,4 @@
-"""The program that patches, beside the server and with its interpreter: ``PYTHON far.py < request > answer``.
+"""The program that patches, beside the server and with its interpreter, as ``recipes.far_program`` starts it.
 
 A request is one JSON object with ``op``:
 
@@ -12,21 +12,10 @@ The answer is ``{"ok": ...}``, ``{"refused": {what, why, next, diff}}`` or ``{"f
 
 from __future__ import annotations
 
-import os
-import sys
-
-if not __package__:
-    # Run as a script from wherever the folder was copied to: become a package, and leave nothing on the search path.
-    _here = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == _here:  # PYTHONSAFEPATH puts it not there
-        sys.path.pop(0)
-    sys.path.insert(0, os.path.dirname(_here))
-    __package__ = os.path.basename(_here)
-    __import__(__package__)
-    sys.path.pop(0)
-
 import base64
 import json
+import os
+import sys
 import traceback
 from typing import Any, Dict
 
@@ -78,7 +67,3 @@ def main() -> int:
         reply = {"fault": traceback.format_exc()}
     json.dump(reply, sys.stdout)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

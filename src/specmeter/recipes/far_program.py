@@ -12,6 +12,23 @@ from typing import Any
 from specmeter.errors import Exit, SpecmeterError
 
 _TIMEOUT_S = 120
+# Imports the program as a module of its folder, which becomes a package wherever it was copied to, and leaves nothing
+# of ours on the search path: neither the working directory, which -c puts there, nor the folder's own.
+_START = """\
+import os, sys
+if sys.path and not sys.path[0]:
+    sys.path.pop(0)
+folder, name = os.path.split(sys.argv.pop(1))
+sys.path.insert(0, os.path.dirname(folder))
+__import__(os.path.basename(folder))
+sys.path.pop(0)
+sys.exit(__import__(os.path.basename(folder) + "." + name[:-3], fromlist=["main"]).main())
+"""
+
+
+def program_command(python: Path | str, program: Path) -> list[str]:
+    """The words that run such a program: it reads a request on standard input and writes an answer."""
+    return [str(python), "-c", _START, str(program)]
 
 
 def run_program(
@@ -28,7 +45,7 @@ def run_program(
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         done = subprocess.run(
-            [str(python), str(program)],
+            program_command(python, program),
             input=json.dumps(request).encode(),
             capture_output=True,
             env=environment,

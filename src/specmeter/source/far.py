@@ -1,4 +1,4 @@
-"""The program that runs beside the server: ``PYTHON far.py < request.json > answer.json``.
+"""The program that runs beside the server, as ``recipes.far_program`` starts it: a request in, an answer out.
 
 It needs nothing but this folder and CPython 3.9 or later. A request is one JSON object with ``op``:
 
@@ -15,21 +15,10 @@ search path, as a server's working directory is.
 
 from __future__ import annotations
 
-import os
-import sys
-
-if not __package__:
-    # Run as a script from wherever the folder was copied to: become a package, and leave nothing on the search path.
-    _here = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == _here:  # PYTHONSAFEPATH puts it not there
-        sys.path.pop(0)
-    sys.path.insert(0, os.path.dirname(_here))
-    __package__ = os.path.basename(_here)
-    __import__(__package__)
-    sys.path.pop(0)
-
 import gc
 import json
+import os
+import sys
 import traceback
 from typing import Any, Dict, List
 
@@ -87,7 +76,3 @@ def main() -> int:
         reply = {"fault": traceback.format_exc()}
     json.dump(reply, sys.stdout)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

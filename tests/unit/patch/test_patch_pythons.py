@@ -13,6 +13,7 @@ import pytest
 
 from specmeter.patch import client, operate
 from specmeter.patch.state import look
+from specmeter.recipes.far_program import program_command
 
 FILES = {"start.py": b"import sys\nsys.modules[__name__ + '.ran'] = True\n", "link": b"/nowhere"}
 FACTS = {"id": "0badcafe", "link": "/nowhere"}
@@ -87,8 +88,9 @@ def test_byte_code_of_the_patched_file_goes_with_it(target: Path, kind: str) -> 
 
 def ask(python: str, request: dict[str, Any]) -> dict[str, Any]:
     """The program beside the server, under that server's Python."""
-    command = [python, str(client.FAR)]
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        program_command(python, client.FAR), input=json.dumps(request), capture_output=True, text=True, timeout=60
+    )
     answer: dict[str, Any] = json.loads(done.stdout)
     assert "ok" in answer, answer
     reply: dict[str, Any] = answer["ok"]

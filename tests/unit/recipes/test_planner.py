@@ -17,6 +17,7 @@ from test_recipe_schema import GOOD
 from specmeter import cli, source
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.recipes.asking import ask_far
+from specmeter.recipes.far_program import program_command
 from specmeter.recipes.planner import build_plan, survey
 from tests.support.recipes import install, recipe, runner
 from tests.support.recipes import point as point_table
@@ -200,8 +201,9 @@ def test_the_copied_folder_runs_under_every_python(python: Path, tree: Path, tmp
     shutil.copytree(Path(source.__file__).parent, copied, ignore=shutil.ignore_patterns("__pycache__"))
     request = '{"op": "locate", "module": "fork.worker"}'
     done = subprocess.run(
-        [str(python), str(copied / "far.py")], input=request, capture_output=True, text=True, env=_env(tree), cwd=tree
-    )
+        program_command(python, copied / "far.py"),
+        input=request, capture_output=True, text=True, env=_env(tree), cwd=tree,
+    )  # fmt: skip
     assert str(tree / "fork" / "worker.py") in done.stdout, done.stderr
 
 
