@@ -21,7 +21,7 @@ from specmeter.bench.place import HERE, Place
 from specmeter.bench.progress import Progress
 from specmeter.bench.prompts import Prompt
 from specmeter.bench.schedule import Sending, interleaved, warm_up
-from specmeter.bench.session import Probing, Session, planned_link, session
+from specmeter.bench.session import Probing, Session, link_taken, planned_link, session
 from specmeter.commands.budget_options import add_budget_arguments, budget_of
 from specmeter.commands.deep_option import add_deep_argument, deep_cycles, deep_document, take_windows
 from specmeter.commands.far_options import place_of
@@ -104,14 +104,10 @@ def measure(
     budget = budget_of(args)
     spec, settings = _arms(spec, asked, saved is None and args.baseline == "auto")
     link = planned_link(spec, how)
-    try:
+    with link_taken(link, how):
         known = {"prompts": prompts.name, "prompts_sha256": prompts.sha256, "seed": args.seed}
         writer = RunWriter.create(args.out, command, **known, settings=[_name(s) for s in settings])
-    except BaseException:
-        if link is not None:
-            how.place.remove_link(link)
-        raise
-    chosen = prompts.sample(args.requests, args.seed)
+        chosen = prompts.sample(args.requests, args.seed)
     taken = _take(spec, link, writer, how, progress, settings, chosen, sending(args), budget, deep=deep)
     assert taken.trace is not None
     requests, warnings = list(taken.requests), list(taken.notes)
@@ -251,7 +247,8 @@ def _second_start(
         return Baseline(None, "none", reason), [], ""
     plain = replace(spec, command=engine_named(spec.engine).with_setting(spec.command, BASELINE))
     link = planned_link(plain, how)
-    child = writer.child("baseline", settings=["baseline"])
+    with link_taken(link, how):
+        child = writer.child("baseline", settings=["baseline"])
     taken = _take(plain, link, child, how, progress, [BASELINE], prompts, send, budget, 1, deep)
     assert taken.trace is not None
     child.keep(taken.trace)

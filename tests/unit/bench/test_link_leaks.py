@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from specmeter.bench import machine
+from specmeter.bench.budget import Budget
 from specmeter.bench.progress import Progress
+from specmeter.bench.schedule import Sending
 from specmeter.bench.session import Probing, planned_link, session
 from specmeter.cli import main
+from specmeter.commands.profile import _second_start
 from specmeter.engines import ServerSpec
+from specmeter.errors import SpecmeterError
 from specmeter.trace.rundir import RunWriter
 
 
@@ -19,7 +23,7 @@ def links(folder: Path) -> list[Path]:
     return [path for path in folder.glob("specmeter/*") if path.is_dir()]
 
 
-@pytest.mark.parametrize("command", [["sweep"], ["explain", "--live"]])
+@pytest.mark.parametrize("command", [["profile"], ["sweep"], ["explain", "--live"]])
 def test_a_refused_out_leaves_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -47,4 +51,18 @@ def test_an_interrupt_while_the_machine_is_looked_at_leaves_no_link(
     writer = RunWriter.create(tmp_path / "run", ["specmeter", "sweep"])
     with pytest.raises(KeyboardInterrupt), session(spec, link, writer, how, Progress(), "server"):
         raise AssertionError("no server is started")
+    assert links(tmp_path) == []
+
+
+def test_a_second_start_whose_run_cannot_be_made_leaves_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    spec = ServerSpec("embedded", (sys.executable, "-m", "specmeter", "serve"))
+    writer = RunWriter.create(tmp_path / "run", ["specmeter", "profile"])
+    taken = tmp_path / "run" / "children" / "baseline"
+    taken.mkdir(parents=True)
+    (taken / "run.json").write_text("{}")
+    with pytest.raises(SpecmeterError, match="already exists"):
+        _second_start(spec, Probing(), writer, Progress(), [], Sending(8), Budget(None), 0)
     assert links(tmp_path) == []
