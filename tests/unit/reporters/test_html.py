@@ -6,6 +6,7 @@ import base64
 import builtins
 import hashlib
 import html
+import json
 import re
 import shutil
 import sqlite3
@@ -20,10 +21,12 @@ from specmeter.analysis.profile import analyse
 from specmeter.errors import Exit, SpecmeterError
 from specmeter.reporters.html import page, write_page
 from specmeter.reporters.html.acceptance_charts import groups_by_kind, groups_by_length, kind_of
+from specmeter.reporters.html.compare_section import ratio_chart
 from specmeter.reporters.html.facts import cycles_by_rank, histogram, phase_times
 from specmeter.reporters.html.markup import table, text
 from specmeter.reporters.html.profile_section import key_figures
 from specmeter.reporters.html.repeat_section import repeat_section
+from specmeter.reporters.html.speed_charts import speed_chart
 from specmeter.reporters.html.sweep_section import sweep_figures
 from specmeter.reporters.html.timeline import baseline_parts, pick_samples, timeline_charts
 from specmeter.reporters.html.tune_section import read_trials
@@ -31,7 +34,7 @@ from specmeter.runtime import layout
 from specmeter.trace.masking import MASK
 from specmeter.trace.rundir import RunWriter
 from specmeter.trace.tables import read_windows, write_table
-from tests.support.report_documents import MS, profile, record, save, sweep
+from tests.support.report_documents import MS, compared, profile, record, save, sweep
 from tests.support.saved_runs import recording, save_run
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed (extra: html)")
@@ -193,9 +196,36 @@ def test_a_damaged_journal_is_left_out(tmp_path: Path) -> None:
     path.unlink()
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, kind TEXT, data TEXT)")
-        for data in ("{", "[]", '{"level": 1}'):
+        sound = {"flags": {}, "env": {}, "setting": {"label": "k=1"}, "level": 1, "cause": "", "stopped": False}
+        huge, endless = ({**sound, "logs": [value, value]} for value in (1e9, 1e308))
+        hostile = ("[" * 100_000, json.dumps(huge), json.dumps(endless).replace("308", "999"))
+        for data in ("{", "[]", '{"level": 1}', *hostile):
             database.execute("INSERT INTO events (kind, data) VALUES ('trial', ?)", (data,))
     assert read_trials(path) == []
+
+
+def test_ends_that_tell_nothing_are_no_interval_in_a_chart_either(tmp_path: Path) -> None:
+    swept, proof = sweep(tmp_path / "s"), compared()
+    arm, pair = swept["arms"][1], proof["pairs"][0]
+    for interval in (arm["tokens_per_s"], pair["ratio"]):
+        interval.update(low=None, high=None, n=1)
+    drawn = {"sweep": speed_chart(swept), "compare": ratio_chart(proof)}
+    for name, said in (("sweep", arm["setting"]), ("compare", pair["arm"])):
+        [label] = re.findall(rf'aria-label="({re.escape(said)}: (?:measured|x) [^"]*)"', drawn[name])
+        assert "no interval that tells anything: 1 " in label and "[" not in label, label
+
+
+def test_no_cycle_point_of_any_name_is_a_part_of_the_baseline_step(run: specmeter.Run, tmp_path: Path) -> None:
+    copied = specmeter.load(shutil.copytree(run.path, tmp_path / "copy"))
+    spans = dict(copied.spans)
+    spans["point"] = np.where(spans["point"] == "cycle", "cycle.core", spans["point"])
+    write_table(copied.path, "spans", spans)
+    plan = json.loads((copied.path / "plan.json").read_text())
+    for point in plan["points"]:
+        point["name"] = point["name"].replace("cycle", "cycle.core")
+    plan.pop("value_ids", None)
+    (copied.path / "plan.json").write_text(json.dumps(plan))
+    assert set(dict(baseline_parts(specmeter.load(copied.path)))) == {"verify.forward", "accept.sample", "wait.sync"}
 
 
 def test_facts_of_the_run_are_masked_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specmeter.reporters.html.charts import axis, draw, label, names_axis
 from specmeter.reporters.html.markup import Section, beside, figure, paragraph, table
-from specmeter.reporters.numbers import bounds, point, span, units
+from specmeter.reporters.numbers import bounds, plus_minus, point, span, units
 
 Document = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def ratio_chart(document: Document) -> str:
         if row["ratio"]:
             at = row["ratio"]["point"]
             low, high = bounds(row["ratio"]) or (at, at)
-            text = f"{row['arm']}: x {at:.3f} [{low:.3f}, {high:.3f}], {row['verdict']}"
+            text = f"{row['arm']}: x {at:.3f}{plus_minus(row['ratio'])}, {row['verdict']}"
             rows.append({"arm": row["arm"], "at": at, "low": low, "high": high, "label": text})
     y = {"field": "arm", "type": "nominal", "sort": None, "axis": names_axis(None, [row["arm"] for row in rows])}
     x = {"field": "at", "type": "quantitative", "scale": {"zero": False}, "axis": axis("ratio of speeds")}

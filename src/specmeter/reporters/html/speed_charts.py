@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specmeter.reporters.html.charts import axis, draw, label, series_colour
-from specmeter.reporters.numbers import bounds
+from specmeter.reporters.numbers import bounds, plus_minus
 
 MEASURED, MODEL, PROFILE = "measured", "accept length / cycle", "predicted from the profile"
 
@@ -25,7 +25,7 @@ def speed_chart(document: Mapping[str, Any], profiled: Sequence[tuple[int, float
         speed, name = row["tokens_per_s"], row["setting"]
         if speed:
             low, high = bounds(speed) or (speed["point"], speed["point"])
-            text = f"{name}: measured {speed['point']:.1f} tok/s [{low:.1f}, {high:.1f}]"
+            text = f"{name}: measured {speed['point']:.1f} tok/s{plus_minus(speed, 1)}"
             rows.append(_row(name, MEASURED, speed["point"], text, low, high))
         guess = predicted_rate(row)
         if guess is not None:

@@ -171,19 +171,25 @@ def plan_roles(plan: Mapping[str, Any]) -> dict[str, str]:
 
 
 def baseline_parts(run: Run, setting: str = "baseline") -> list[tuple[str, float]]:
-    """(point, mean ms a cycle) over the baseline's own decode cycles, the largest first; empty without any."""
+    """(point, mean ms a cycle) over the baseline's own decode cycles, the largest first; empty without any.
+
+    The cycle itself is none: its own time is what lies between its points.
+    """
     ranks = cycles_by_rank(run, setting)
     if not ranks or not ranks[0].chosen.any():
         return []
     lead = ranks[0]
-    spans = read_rank(run.path, "spans", ("cycle", "point", "self_ns", "inside"), (lead.rank.host, lead.rank.rank))
+    columns = ("cycle", "point", "clock", "self_ns", "inside")
+    spans = read_rank(run.path, "spans", columns, (lead.rank.host, lead.rank.rank))
     if not spans:
         return []
     names, code = np.unique(np.asarray(spans["point"], str), return_inverse=True)
     cycle = np.asarray(spans["cycle"], np.int64)
-    keep = (cycle >= 0) & (cycle < len(lead.chosen)) & np.asarray(spans["inside"], bool)
+    keep = (cycle >= 0) & (cycle < len(lead.chosen)) & np.asarray(spans["inside"], bool) & (spans["clock"] == "host")
     keep[keep] &= lead.chosen[cycle[keep]]
     total = np.bincount(code[keep], weights=np.asarray(spans["self_ns"], float)[keep], minlength=len(names))
     mean = total / 1e6 / int(lead.chosen.sum())
-    found = [(str(name), float(ms)) for name, ms in zip(names, mean, strict=True) if ms > 0 and name != "cycle"]
+    roles = plan_roles(run.plan)
+    points = zip(names.tolist(), mean.tolist(), strict=True)
+    found = [(name, ms) for name, ms in points if ms > 0 and roles.get(name, name) != "cycle"]
     return sorted(found, key=lambda part: -part[1])

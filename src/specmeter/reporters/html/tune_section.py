@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from specmeter.reporters.html.compare_section import compare_sections
 from specmeter.reporters.html.markup import Section, beside, cards, figure, paragraph, table, text
 from specmeter.reporters.numbers import number, point, span
 from specmeter.trace.rundir import Run
+from specmeter.trace.strict_json import parse_json
 
 Document = Mapping[str, Any]
 MOST_TRIALS = 400
@@ -83,8 +83,8 @@ def read_trials(path: Path) -> list[Trial]:
             rows = database.execute("SELECT data FROM events WHERE kind = 'trial' ORDER BY id LIMIT 10000").fetchall()
     found = []
     for (data,) in rows:
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            found.append(_trial(json.loads(data)))
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            found.append(_trial(parse_json(data)))
     return found
 
 
