@@ -1,7 +1,7 @@
 """``python hostile_server.py MODE [--port N]``: a server that gets healthy and then behaves as MODE says.
 
-``good`` streams two tokens; ``die`` ends at the first request; ``error`` answers 500; ``garbage`` streams what is no
-JSON; ``silent`` never answers. All tell SGLang's own choice of steps at /get_server_info.
+``good`` streams eight tokens, 20 ms apart; ``die`` ends at the first request; ``error`` answers 500; ``garbage``
+streams what is no JSON; ``silent`` never answers. All tell SGLang's own choice of steps at /get_server_info.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "error":
             self.wfile.write(b'{"error": {"message": "no such adapter"}}')
             return
-        for _ in range(2):
+        for _ in range(8):
             self._event("{{{" if MODE == "garbage" else json.dumps({"choices": [{"delta": {"content": "ok "}}]}))
-            time.sleep(0.001)
-        self._event(json.dumps({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}))
+            time.sleep(0.02)
+        self._event(json.dumps({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 8}}))
         self._event("[DONE]")
 
     def _begin(self, status: int) -> None:
