@@ -111,6 +111,11 @@ def test_running_server_is_armed_disarmed_and_left_running(tmp_path: Path) -> No
         deep = {window["setting"]: window for window in document["result"]["deep"]}
         assert len(deep) == 2 and {window["cycles"] for window in deep.values()} == {5} and document["warnings"] == []
         assert all(any(row["phase"] == "verify" for row in window["top"]) for window in deep.values())
+        width = document["result"]["verify_width"]
+        # The window's own requests tell the context; prompts of some tens of tokens and answers of 24.
+        assert all(10 < width["context_tokens"][side] < 400 for side in ("verify", "plain")), width["context_tokens"]
+        again = json.loads(_run("report", "run", "--json", cwd=tmp_path).stdout)
+        assert again["result"]["verify_width"]["context_tokens"] == width["context_tokens"]
         assert (
             "ran under torch's profiler (operators on the host), and only those"
             in (tmp_path / "run/report.txt").read_text()
