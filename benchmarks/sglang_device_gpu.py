@@ -19,6 +19,7 @@ SITE holds it). Always-on is measured before a server's first deep window, whose
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -251,7 +252,8 @@ def main() -> None:
             for name, speed in together["speeds"].items():
                 print(f"{name}: {speed['tok_s_median']} tok/s, cycle {speed['cycle_ms']['point']:.3f} ms", flush=True)
 
-    name = "-".join(["smollm2", *args.only, *args.steps])
+    digest = hashlib.sha256(" ".join(args.steps).encode()).hexdigest()[:12] if args.steps else ""
+    name = "-".join(["smollm2", *args.only, *([digest] if digest else [])])  # a file's name, which has 255 bytes
     code = run_parts((Part(name, smollm2, limit),), args.work, args.budget, packer(args.out))
     show_logs(args.work)
     sys.exit(code)

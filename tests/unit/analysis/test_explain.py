@@ -223,6 +223,8 @@ def test_commands_start_the_users_server_with_another_setting() -> None:
     assert ServerCommands("embedded").setting(3, 4, 8) == "specmeter profile --steps 3 --topk 4 --draft-tokens 8"
     sglang = ServerCommands("sglang").setting(2, 1, 3)
     assert PLACE in sglang and "--speculative-num-draft-tokens 3" in sglang
+    for engine in ("sglang", "vllm"):  # no step count turns speculation off, its flags do
+        assert ServerCommands(engine).setting(0, 1, 1) == f"specmeter bench -- {PLACE}-WITHOUT-SPECULATION"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
