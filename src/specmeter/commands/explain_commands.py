@@ -62,6 +62,8 @@ class ServerCommands:
             if steps == 0:
                 return self._typed("compare", {})  # the server as it is and without speculation
             return self._typed("profile", {"steps": steps, **tree})
+        if steps == 0:
+            return self._typed("bench", self._plain(), (f"{PLACE}-WITHOUT-SPECULATION",))
         flags = [
             "--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk),
             "--speculative-num-draft-tokens", str(width),
@@ -127,7 +129,7 @@ class ServerCommands:
                 return embedded_models(self.run.options.get("model"), self.run.options.get("draft"))
         elif self.engine == "embedded":
             return None, None
-        return models_of(self.engine, self.words)
+        return models_of(self.engine, self.words or self._of_file())
 
     @property
     def _named(self) -> bool:
