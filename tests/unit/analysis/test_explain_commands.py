@@ -184,8 +184,10 @@ def test_a_server_file_is_named_again(tmp_path: Path) -> None:
     assert typed(own.setting(0, 1, 1)).server == f"{file}:a"
     verify = typed(own.verify())
     assert verify.server is None and verify.server_command[:4] == ["env", "NCCL_P2P_LEVEL=SYS", "vllm", "serve"]
+    wiring = typed(own.wiring())
+    assert (wiring.target, wiring.draft) == (Path("M"), Path("H"))
     file.unlink()
-    assert PLACE in own.verify()
+    assert PLACE in own.verify() and "TARGET-DIR" in own.wiring()
 
 
 def test_hosts_are_named_again(tmp_path: Path) -> None:
