@@ -129,6 +129,10 @@ class Resolver:
             nodes = [(node, call.node) for node, call in module.calls(qualname) if _matches(call, anchor)]
         if len(nodes) != wanted:
             return _miscount(module, anchor, len(nodes), wanted)
+        holders = {function.lineno for function, _ in nodes}
+        if kind == "call" and len(holders) > 1:  # alternatives, of which one is live: together they are no set of calls
+            reason = f"the {wanted} calls are in {len(holders)} definitions of {qualname}, not in one"
+            return Refusal(reason, f"{name}:{qualname}", tuple(f"line {line}" for line in sorted(holders)))
         return [_site(module, qualname, function, node) for function, node in nodes]
 
 

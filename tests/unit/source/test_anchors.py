@@ -114,6 +114,8 @@ def test_body(resolver: Resolver) -> None:
     assert isinstance(outcome, Refusal)
     assert outcome.reason == "2 definitions of chosen, not 1"
     assert texts(resolve(resolver, function="chosen", call="first"))
+    outcome = resolve(resolver, function="chosen", call="first|second", sites=2)
+    assert isinstance(outcome, Refusal) and "2 calls are in 2 definitions of chosen" in outcome.reason
 
 
 def test_refusals_say_how_far_and_what_is_near(resolver: Resolver) -> None:
