@@ -172,6 +172,7 @@ NOT_ENTERED = {
     "report.py:overwrite",  # a full disk: tests/integration/test_disk_full.py
     "writers.py:make_writers.patient_end",  # CPython 3.9
     "probe.py:Recorder.time_device",  # with a device
+    "deep_tool.py:teardown_fault",  # with a CUDA device: tests/unit/runtime/test_deep_teardown.py
     "boot.py:_complain", "boot.py:current", "swap.py:stack_codes",  # a link that is not ours; asked by attach alone
     "arming.py:Arming._give_up", "arming.py:Arming._put_stamped", "writers.py:through",
     "control.py:ControlLine.pausing",
