@@ -76,4 +76,4 @@ def _blocks(before: Path, after: Path) -> list[tuple[int, int, int]]:
     if old == new:
         return [(0, 0, len(old))]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return [tuple(block) for block in matcher.get_matching_blocks()]
+    return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks()]
