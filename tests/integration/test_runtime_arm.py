@@ -400,6 +400,48 @@ def plain(n): return n
     assert (found["point"] == toy.id("plain")).sum() == 1
 
 
+def test_a_suspended_coroutine_outlives_arming_and_disarming(tmp_path: Path) -> None:
+    """Its frame is on no thread's stack: it goes on with the code that it began with, and writes nothing."""
+    source = """
+import asyncio
+async def leaf(x):
+    await asyncio.sleep(0)
+    return x
+async def run(x):
+    return (await leaf(x)) + (await leaf(x))
+"""
+    shell = """
+import toymod
+kept = {}
+def begin(name):
+    kept[name] = toymod.run(3)
+    kept[name].send(None)
+def end(name):
+    try:
+        while True: kept[name].send(None)
+    except StopIteration as stop: return stop.value
+print("ready", flush=True)
+import sys
+for line in sys.stdin: print(repr(eval(line)), flush=True)
+"""
+    toy = make_toy(tmp_path, "toymod", source, [Mark("leaf")])
+    link = toy.link(tmp_path / "links")
+    with running(shell, environment(link, tmp_path)) as child:
+        ready(child)
+        ask(child, "begin('original')")
+        assert len(arm(link).done[0].report["armed_points"]) == 2
+        assert ask(child, "end('original')") == "6"
+        ask(child, "begin('probed')")
+        assert not disarm(link).silent
+        assert ask(child, "end('probed')") == "6"
+        assert only_process(link).ring is None, "neither wrote anything"
+        ask(child, "begin('original again')")
+        assert not arm(link).silent
+        assert ask(child, "end('original again'), begin('whole'), end('whole')") == "(6, None, 6)"
+        assert len(records(only_process(link).ring)) == 2
+        assert only_process(link).report["faults"] == []
+
+
 def test_a_call_that_turns_out_to_create_a_coroutine_is_disarmed_not_timed(tmp_path: Path) -> None:
     source = """
 async def slow(x):
