@@ -52,9 +52,9 @@ What was executed of each runner, and how the others were tested beside resolvin
 - vLLM `mrv2`: never, as it needs Triton with a CUDA device and no vLLM for one was at hand. All places of 0.32.0 are
   taken and put back by its real modules in a live process (`tests/integration/test_vllm_mrv2.py`);
 - SGLang `v2`: 0.5.16 on an H200 (`docs/measurements.md`); its structure in miniature
-  (`tests/integration/test_mini_sglang.py`). Once by hand, 2026-12-01: the real modules of 0.5.16 and 0.5.23 imported on a
-  machine without a GPU (empty names for torchvision), by `sitecustomize` and, 0.5.16, by SGLang's own plugin loading; all
-  50 and 49 places were taken by the live process and put back;
+  (`tests/integration/test_mini_sglang.py`). Once by hand, 2026-12-01: the real modules of 0.5.16 and 0.5.23 imported
+  on a machine without a GPU (empty names for torchvision), by `sitecustomize` and, 0.5.16, by SGLang's own plugin
+  loading; all 50 and 49 places were taken by the live process and put back;
 - SGLang `v1`: never; its structure in miniature (the same test).
 
 """
