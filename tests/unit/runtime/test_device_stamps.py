@@ -427,6 +427,16 @@ def test_a_stamps_cost_is_measured_before_the_first_capture_and_told_with_their_
     assert cost["stamps_a_cycle"] == pytest.approx(6 * 8 / cycles) and cost["reason"] == ""
 
 
+def test_without_being_asked_a_process_makes_no_graphs_of_its_own(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPECMETER_STAMPS_COST")
+    server.capture(1_000)
+    assert server.taken.clock.stamps is not None and server.taken.clock.stamps.cost is None
+    cost = server.taken.clock.describe()["stamps_cost"]
+    assert cost["stamp_ns"] is None and "SPECMETER_STAMPS_COST=1" in cost["reason"]
+
+
 def test_a_stamps_cost_is_measured_once_a_process_and_no_row_of_it_is_in_the_ring(server: Server) -> None:
     graphs = [server.capture(1_000) for _ in range(3)]
     taken, ring = server.taken, server.taken.clock.stamps.ring  # type: ignore[union-attr]
