@@ -25,7 +25,8 @@ import specmeter
 from specmeter import control
 from specmeter.analysis.compare import DROPPED_BLOCKS, ArmFacts, analyse_compare
 from specmeter.analysis.costmodel_curve import curve
-from specmeter.analysis.costmodel_explain import evidence_of, row_json
+from specmeter.analysis.costmodel_document import row_json
+from specmeter.analysis.costmodel_explain import evidence_of
 from specmeter.analysis.stats import ratio_interval
 from specmeter.engines import Setting
 from specmeter.trace import Request

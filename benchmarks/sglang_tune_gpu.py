@@ -275,7 +275,9 @@ class Tuning:
         for name in ("predicted", "search", "starts"):
             found[name] = read(self.out, name)
         for size in self.subject.loads:
-            requests, lengths, ids = [], {}, {}
+            requests: list[Request] = []
+            lengths: dict[str, Any] = {}
+            ids: dict[str, Any] = {}
             for number in range(1, len(self.subject.rounds) + 1):
                 part = read(self.out, f"proof{number}.{size}") or {"requests": [], "accept_length": {}, "ids": {}}
                 requests += [Request(**row) for row in part["requests"]]

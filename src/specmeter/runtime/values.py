@@ -20,7 +20,7 @@ GET_ERRORS = (NotAPlainValue, AttributeError, LookupError, TypeError)
 
 
 # One value of a point: its record's third word without cycle and lane, and where it is read (``handed``: the index of
-# the name handed to the probe, -1 for the call's result; ``get`` None: it is what was handed over); ``optional``: a call
+# the name handed to the probe, -1 for the call's result; ``get`` None: what was handed over); ``optional``: a call
 # that gave None gave no value; ``counts``: it is the engine's own number of its cycle. A plain tuple: CPython unpacks
 # one in a single step, a named one by an iterator, and a value is read with cold caches.
 Getter = Tuple[int, int, Optional[Step], bool, bool]
