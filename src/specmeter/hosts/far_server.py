@@ -106,7 +106,13 @@ def free_or_stated(stated: int | None, host: str) -> int:
     Raises SpecmeterError, with exit 4 where it is taken. A host that is not this machine's is the server's to refuse.
     """
     where = host if stated is not None else "127.0.0.1"
-    with socket.socket(socket.AF_INET6 if ":" in where else socket.AF_INET) as probe:
+    try:
+        made = socket.socket(socket.AF_INET6 if ":" in where else socket.AF_INET)
+    except OSError:
+        if stated is None:
+            raise
+        return stated  # a host without this kind of address
+    with made as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((where, stated or 0))

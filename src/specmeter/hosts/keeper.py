@@ -32,6 +32,8 @@ def main() -> int:
     pid, start, grace_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     while os.read(0, 4096):
         pass
+    if start < 0:
+        return 0  # it was gone before this began, or no /proc tells: its number may be another's by now
     until = time.monotonic() + grace_s
     while start_ticks(pid) == start:
         if time.monotonic() >= until:

@@ -24,6 +24,7 @@ from .device_pairs import ClockPair
 from .device_stamping import PAIR_AGAIN_NS, PAIR_EVERY_NS, StampClock, Write
 
 MOST_OPEN = 64
+WAITED_NS = 100_000
 EVENTS, STAMPS = "events", "stamps"
 # What times calls outside graphs where the device is to be timed at all (link.json: "device_events": true).
 DEFAULT_OUTSIDE = EVENTS
@@ -58,6 +59,7 @@ class DeviceClock:
         self._now_in = 0
         self._anchored = False
         self._paired_ns = self._tied_ns = 0
+        self._tie_again_ns = PAIR_AGAIN_NS
         self._error_ns: Optional[int] = None
         self._lock = threading.Lock()
         if inside or outside == STAMPS:
@@ -175,7 +177,7 @@ class DeviceClock:
         self.taking = on
 
     def _begin_taking(self) -> None:
-        self._anchored, self._paired_ns, self._tied_ns = False, 0, 0
+        self._anchored, self._paired_ns, self._tied_ns, self._tie_again_ns = False, 0, 0, PAIR_AGAIN_NS
         if self.stamps is not None:
             if self._events is not None and not self.stamps.off:
                 self._events.forget()  # their times will run from another event
@@ -236,9 +238,15 @@ class DeviceClock:
     def _tie(self, stamps: StampClock) -> None:
         """Put the events' times on the stamps' clock."""
         assert self._events is not None and stamps.ring is not None
+        began = self._clock()
         found = self._events.tie(stamps.ring, self._clock)
-        self._anchored, self._tied_ns = found is not None, self._clock() + PAIR_AGAIN_NS
+        now = self._clock()
+        self._anchored, self._tied_ns = found is not None, now + self._tie_again_ns
+        if now - began > WAITED_NS:
+            self._tie_again_ns = min(2 * self._tie_again_ns, PAIR_EVERY_NS)  # the server's own thread waited
         stamps.beside_ns = found or 0
+        if found:
+            stamps.pair_soon()  # with the bound that holds for events too
 
     def _drain_events(self, events: EventSpans) -> None:
         stamps = self.stamps

@@ -19,6 +19,7 @@ MOST_PENDING = 4096
 # driver API manual, cuEventElapsedTime).
 NEAR_NS = 8_000
 STEP_NS = 500
+TIE_NS = 1_000_000
 Cycle = Callable[[], int]
 
 
@@ -141,7 +142,10 @@ class EventSpans:
         """
         stream = self._backend.outside_stream(ring.stream)
         best: Optional[Tuple[int, int, Any]] = None
-        for _ in range(TRIES):
+        until = clock() + TIE_NS
+        for number in range(TRIES):
+            if number and clock() > until:
+                break  # the server's own thread waits here
             found = self._around(ring, stream, clock)
             if found is None:
                 break
@@ -162,10 +166,11 @@ class EventSpans:
         if device_ns is None:
             return None
         until = clock() + PATIENCE_NS
-        while not second.query():
-            if clock() > until:
-                return None
-        return max(0, round(first.elapsed_time(second) * 1e6)), device_ns, first
+        with ring.relaxed():  # another thread may be capturing: a question to an event would spoil that
+            while not second.query():
+                if clock() > until:
+                    return None
+            return max(0, round(first.elapsed_time(second) * 1e6)), device_ns, first
 
     def _place(self, event: Any, host_ns: int) -> int:
         """The time of an event that is over; of the first one, which the device passed at ``host_ns``, the host's."""

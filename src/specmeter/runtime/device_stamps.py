@@ -195,6 +195,10 @@ class StampRing:
             found = self._answer()
         return found
 
+    def relaxed(self) -> Any:
+        """A context in which this thread's calls spoil no capture of another thread's."""
+        return self._driver.relaxed()
+
     def _quiet(self) -> bool:
         if self.in_flight:
             return False

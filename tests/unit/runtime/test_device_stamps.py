@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -284,6 +285,25 @@ def test_what_the_host_takes_to_launch_does_not_lie_between_the_tying_events(ser
     server.cycle(graph)
     # Half of the stamp's own time, and an event's step: nothing of the three launches, 1.5 us each.
     assert server.taken.clock.stamps.beside_ns == pytest.approx(STAMP_NS / 2 + 500, abs=50)  # type: ignore[union-attr]
+
+
+def test_a_device_that_lets_a_tie_wait_is_asked_ever_more_seldom(server: Server) -> None:
+    asked: list[int] = []
+    clock = server.taken.clock
+    server.capture(5_000)
+    server.taken.arm()
+    assert clock._events is not None
+
+    def tie(ring: Any, now: Any) -> None:
+        asked.append(server.sim.now)
+        server.sim.wait(MS)
+
+    clock._events.tie = tie  # type: ignore[method-assign]
+    for _ in range(1_000):
+        server.taken.turn()
+        server.sim.wait(4 * MS)
+    gaps = [round((b - a) / 1e8) for a, b in pairwise(asked)]
+    assert gaps[:5] == [1, 2, 4, 8, 16] and len(asked) < 8
 
 
 def test_events_are_tied_again_where_the_device_did_not_answer(server: Server) -> None:
