@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specmeter.analysis.costmodel_collectives import by_issuer
 from specmeter.analysis.stalls import stalled
 from specmeter.errors import SpecmeterError
+from specmeter.trace.cycles import DROPS, LOST
 from specmeter.trace.deep import window_begins
 from specmeter.trace.rundir import Run
 from specmeter.trace.tables import Columns
@@ -149,12 +150,13 @@ def _samples(cycles: Columns, spans: Columns, names: tuple[str, ...]) -> Iterato
     once, loop = _self_times(cycles, {key: column[mine] for key, column in spans.items()}, names)
     decode = (cycles["kind"] == "decode") & (cycles["probed"] == 1)
     timed = decode & (cycles["dropped"] == "")
+    whole = decode & (cycles["dropped"] != DROPS[LOST])  # one with records missing may hold two cycles' counts
     # A server switched to no drafts still runs the draft's forward: neither a chain nor plain decoding.
     for setting in sorted(set(cycles["setting"][timed].tolist()) - {"k=0"}):
         for batch in np.unique(cycles["batch"][timed & (cycles["setting"] == setting)]):
             of = (cycles["setting"] == setting) & (cycles["batch"] == batch)
             _refuse_early_ends(str(setting), cycles, timed & of)
-            yield _sample(str(setting), cycles, once, loop, names, timed & of, decode & of)
+            yield _sample(str(setting), cycles, once, loop, names, timed & of, whole & of)
 
 
 def _refuse_early_ends(setting: str, cycles: Columns, use: NDArray[np.bool_]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,24 +28,38 @@ def saved_seams(runs: Sequence[Run], samples: Sequence[Sample], now: int) -> Sea
     Kernels take as long under a profiler as without it, Python takes longer: so no more is taken than a cycle without
     it has left beside the window's busy time. None where the run saw nothing of a device.
     """
-    of = [s for s in samples if s.steps == now and s.topk == 1]
-    cycles = sum(s.cycles for s in of)
-    if not cycles:
+    chains = [s for s in samples if s.steps == now and s.topk == 1 and s.cycles]
+    if not chains:
         return None
-    cycle_ms = sum(float(s.cycle_ms.sum()) for s in of) / cycles
-    for run in runs:
-        for window in windows_of(run):
-            if (window.get("cycles") or {}).get("steps") == now and window.get("idle"):
-                return _of_window(window, cycle_ms)
-    for run in runs:
-        device = run.analysis.get("device") or {}
-        idle = device.get("idle_ms") or {}
-        if run.analysis.get("steps") in (now, None) and idle.get("point") is not None:
-            words = (
-                "time in which no timed point ran on the device; work outside of them is in it, so that it is the most"
-            )
-            return Seams(min(float(idle["point"]), cycle_ms), words)
+    batch = round(max(chains, key=lambda s: s.cycles).batch)
+    of = [s for s in chains if round(s.batch) == batch]
+    cycle_ms = sum(float(s.cycle_ms.sum()) for s in of) / sum(s.cycles for s in of)
+    for found in (_in_windows, _in_points):
+        for run in runs:
+            # A document that somebody else wrote, or that is damaged, is no word on seams.
+            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+                seams = found(run, now, batch, cycle_ms)
+                if seams is not None and math.isfinite(seams.ms) and seams.ms >= 0:
+                    return seams
     return None
+
+
+def _in_windows(run: Run, now: int, batch: int, cycle_ms: float) -> Seams | None:
+    """Of the first deep window at these steps and this batch."""
+    for window in windows_of(run):
+        cycles = window.get("cycles") or {}
+        if cycles.get("steps") == now and cycles.get("batch") == batch and window.get("idle"):
+            return _of_window(window, cycle_ms)
+    return None
+
+
+def _in_points(run: Run, now: int, _batch: int, cycle_ms: float) -> Seams | None:
+    """Of the device's timed points."""
+    idle = ((run.analysis.get("device") or {}).get("idle_ms") or {}).get("point")
+    if run.analysis.get("steps") not in (now, None) or idle is None:
+        return None
+    words = "time in which no timed point ran on the device; work outside of them is in it, so that it is the most"
+    return Seams(min(float(idle), cycle_ms), words)
 
 
 def _of_window(window: Mapping[str, Any], cycle_ms: float) -> Seams:

@@ -111,7 +111,8 @@ def _not_told_apart(
     top = best(rows)
     if top.speedup is not None and top.speedup.point < 1:
         return []
-    others = [row for row in rows if row.steps not in (evidence.now, top.steps) and row.gain.high > 1]
+    # With one prompt no error is known, and everything would be within it.
+    others = [row for row in rows if row.steps not in (evidence.now, top.steps) and 1 < row.gain.high < math.inf]
     found = [_step_count(evidence, rows, row, commands) for row in sorted(others, key=lambda row: -row.gain.point)]
     titles = {action.title for action in useful}
     return [action for action in found if action.command and action.title not in titles]

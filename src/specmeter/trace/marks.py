@@ -22,10 +22,18 @@ def sampling_marks(ring: Ring) -> NDArray[np.int64]:
         found = np.concatenate([[[np.iinfo(np.int64).min, MIXTURE]], found])
     if ring.gaps and len(found):
         # A change may be among the missing records: what holds from there on is not known before the next one.
-        unknown = np.array([[begin, MIXTURE] for begin, _end in missing(ring).tolist()], np.int64).reshape(-1, 2)
+        begins = [begin for begin, _end in missing(ring).tolist() if not _for_good(found, begin)]
+        unknown = np.array([[begin, MIXTURE] for begin in begins], np.int64).reshape(-1, 2)
         found = np.concatenate([found, unknown])
         found = found[np.argsort(found[:, 0], kind="stable")]
     return found
+
+
+def _for_good(marks: NDArray[np.int64], at: int) -> bool:
+    """Whether the probes were put in for all cycles before ``at``, and no draw after it shows (they mark often)."""
+    here = int(np.searchsorted(marks[:, 0], at, "right")) - 1
+    around = marks[max(here, 0) : here + 2, 1]
+    return here >= 0 and bool((around == layout.SAMPLING_ALL).all())
 
 
 def missing(ring: Ring) -> NDArray[np.int64]:

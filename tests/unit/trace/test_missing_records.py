@@ -72,3 +72,18 @@ def test_a_record_that_was_never_completed_takes_its_cycle_along(tmp_path: Path,
     assert verify_ms(whole) == verify_ms(rank) == {8.0} and np.count_nonzero(whole.cycles.drop == LOST) == 0
     assert 0 < np.count_nonzero(rank.cycles.drop == LOST) <= 2
     assert set(rank.cycles.dur_ns[rank.cycles.drop == KEPT].tolist()) == {10 * MS}
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hole_after_the_probes_were_put_in_for_good_leaves_the_cycles_after_it(tmp_path: Path, later: bool) -> None:
+    mark = (100 * MS, 100 * MS, 0, layout.POINT_SAMPLING, layout.KIND_MARK, 0, layout.SAMPLING_ALL)
+    every = [mark, *(row for number in range(30) for row in rows(number, drawn=False))]
+    if later:  # a draw began behind the hole, where is not known
+        at = (100 + 10 * 20) * MS
+        every.insert(1 + 2 * 20, (at, at, 20, layout.POINT_SAMPLING, layout.KIND_MARK, 0, 1))
+    path = write_ring(tmp_path / "1-1.ring", make_records(every))
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(4), layout.HEADER_SIZE + (1 + 2 * 12) * layout.RECORD_SIZE + 28)
+    cycles = load_rings([path], PLAN).main.cycles
+    assert set(cycles.probed[:10].tolist()) == {1} and set(cycles.probed[21:].tolist()) == {1}
+    assert set(cycles.probed[14:19].tolist()) == ({2} if later else {1})
