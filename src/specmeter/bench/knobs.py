@@ -77,13 +77,17 @@ def _incomparable(text: str) -> bool:
     return len(text) >= MAX_VALUE or text.lower() == "auto" or any(part in text for part in (MASK, "/", "{", "<"))
 
 
+# "on" is what a switch has in a command; the others are torch's own second names.
+_ALIASES = {"on": "true", "half": "float16", "float": "float32", "double": "float64"}
+
+
 def _plain(text: str) -> str | float:
     """A value as it reads without the marks that one program puts around it and another does not."""
     words = re.sub(r"[\[\]()'\",\s]+", " ", text).strip().lower().removeprefix("torch.")
     try:
         return float(words)
     except ValueError:
-        return "true" if words == "on" else words
+        return _ALIASES.get(words, words)
 
 
 def not_held(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from specmeter.trace.masking import mask_command, mask_env
 MAX_LOG_BYTES = 4 * 1024 * 1024
 MAX_VALUE = 200
 # vLLM's engine prints its whole configuration after this, SGLang its arguments.
+_SHORT = re.compile("-[A-Za-z]")
 _LOGGED = re.compile(r"(?:LLM engine \([^)]*\) with config: |server_args=ServerArgs\()(.*)")
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 # These differ from start to start and say nothing about the setting.
@@ -44,13 +45,19 @@ def resolved_arguments(
 
 
 def command_flags(command: Sequence[str]) -> dict[str, str]:
-    """The ``--flags`` of a command line and their values as written; a switch has the value ``on``."""
+    """The flags of a command line and their values as written; a switch has the value ``on``.
+
+    Short ones count from the first ``--flag`` on: what stands before that is the interpreter's.
+    """
     found: dict[str, str] = {}
     name = ""
     for word in command:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             found[name] = value if equals else "on"
+        elif found and _SHORT.match(word):
+            name = word[1:]
+            found[name] = "on"
         elif name:
             found[name] = word if found[name] == "on" else f"{found[name]} {word}"
     return found

@@ -31,6 +31,8 @@ class Planner:
         self._seed = seed
         self._seen: set[str] = set()
         self._queue = [start, start.plain, *self._own(start)]
+        # Once for all: Optuna refuses a choice whose values change, and more settings are left out as the search goes on.
+        self._labels = [setting.label for setting in space.settings if setting.label not in self.skipped]
         self._study: Any = None
 
     def _own(self, start: Candidate) -> list[Candidate]:
@@ -113,9 +115,8 @@ class Planner:
 
     def _distributions(self) -> dict[str, Any]:
         categorical = _optuna().distributions.CategoricalDistribution
-        labels = [s.label for s in self.space.settings if s.label not in self.skipped]
         return {
-            "setting": categorical(labels),
+            "setting": categorical(self._labels),
             **{d.name: categorical([_word(value) for value in d.values]) for d in self.space.dimensions},
         }
 

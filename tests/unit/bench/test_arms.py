@@ -113,6 +113,8 @@ def test_differences_name_what_the_engine_changed_by_itself() -> None:
     (row,) = differences(sides)
     assert row == {"argument": "max_running_requests", "values": {"plain": "2048", "eagle": "48"}}
     assert command_flags(("m", "--a", "1", "2", "--b=3", "--c")) == {"a": "1 2", "b": "3", "c": "on"}
+    words = ("python", "-m", "e", "--dtype", "half", "-tp", "8", "--bias", "-1", "-q")
+    assert command_flags(words) == {"dtype": "half", "tp": "8", "bias": "-1", "q": "on"}
 
 
 @pytest.mark.parametrize(

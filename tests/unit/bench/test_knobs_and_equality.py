@@ -221,3 +221,8 @@ def test_a_server_without_log_probabilities_leaves_the_difference_unexplained(st
     gone = Session(Server("http://127.0.0.1:9"), None, None, "m", Progress())
     ask_about_ties(gone, outcomes, "plain", Sending(8), ties)
     assert ties == {}
+
+
+@pytest.mark.parametrize(("words", "holds"), [("half", True), ("float16", True), ("float", False), ("bfloat16", False)])
+def test_torchs_second_names_are_the_same_type(words: str, holds: bool) -> None:
+    assert held(sglang(f"a:k=3,--dtype={words}"), {"dtype": "torch.float16"})["--dtype"] is holds

@@ -422,3 +422,13 @@ def test_minutes_are_for_all_levels_together() -> None:
     budget = Budget(minutes=10.0, trials=4)
     assert budget.left(0.0, 2) == Budget(minutes=5.0, trials=4) and budget.left(480.0, 1).minutes == 2.0
     assert (budget.left(3600.0, 1).minutes or 0) > 0 and Budget(trials=3).left(99.0, 1) == Budget(trials=3)
+
+
+def test_what_is_left_out_as_the_search_goes_on_does_not_change_what_optuna_chooses_from() -> None:
+    planner = Planner(Space(settings_of(range(31), [1], [])), START, None, 0)
+    for _ in range(26):
+        candidate = planner.next()
+        assert candidate is not None
+        planner.tell(candidate, 1.0)
+    planner.skipped[candidate.label] = "past the peak"
+    assert planner.next() is not None
