@@ -31,7 +31,7 @@ class Planner:
         self._seed = seed
         self._seen: set[str] = set()
         self._queue = [start, start.plain, *self._own(start)]
-        # Once for all: Optuna refuses a choice whose values change, and more settings are left out as the search goes on.
+        # Once for all: Optuna refuses a choice whose values change, and settings go on being left out in the search.
         self._labels = [setting.label for setting in space.settings if setting.label not in self.skipped]
         self._study: Any = None
 
