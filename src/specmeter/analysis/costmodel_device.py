@@ -58,8 +58,8 @@ class DeviceStep:
         return found
 
 
-def device_step(runs: Sequence[Run], samples: Sequence[Sample]) -> DeviceStep | None:
-    """The step of the first window that is of the chains' one step count and bound by the device; else None.
+def device_step(windows: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> DeviceStep | None:
+    """The step of the first window (``windows_of``) at the chains' one step count and bound by the device; else None.
 
     With several step counts the cycles themselves show what a step costs.
     """
@@ -67,12 +67,11 @@ def device_step(runs: Sequence[Run], samples: Sequence[Sample]) -> DeviceStep | 
     if len(steps) != 1:
         return None
     batches = {round(s.batch) for s in samples if s.steps in steps}
-    for run in runs:
-        for window in windows_of(run):
-            cycles = window.get("cycles") or {}
-            ms = _step_ms(window)
-            if cycles.get("steps") in steps and cycles.get("batch") in batches and ms is not None:
-                return DeviceStep(ms, int(cycles["steps"]), int(cycles["batch"]))
+    for window in windows:
+        cycles = window.get("cycles") or {}
+        ms = _step_ms(window)
+        if cycles.get("steps") in steps and cycles.get("batch") in batches and ms is not None:
+            return DeviceStep(ms, int(cycles["steps"]), int(cycles["batch"]))
     return None
 
 
@@ -82,7 +81,9 @@ def windows_of(run: Run) -> list[dict[str, Any]]:
     if (run.path / "deep").is_dir():
         with contextlib.suppress(SpecmeterError):  # a damaged window is said by `report`, and the model does without
             document = saved_device(run).analysis
-    return (document.get("device") or {}).get("windows") or []
+    device = document.get("device")
+    windows = device.get("windows") if isinstance(device, dict) else None
+    return [window for window in windows if isinstance(window, dict)] if isinstance(windows, list) else []
 
 
 def _step_ms(window: Mapping[str, Any]) -> float | None:

@@ -14,7 +14,7 @@ from specmeter.analysis.costmodel import VERIFY_SLACK, fit
 from specmeter.analysis.costmodel_bytes import Shape, forward_bytes
 from specmeter.analysis.costmodel_curve import Row, best, curve
 from specmeter.analysis.costmodel_data import Sample, samples_of
-from specmeter.analysis.costmodel_device import device_step
+from specmeter.analysis.costmodel_device import device_step, windows_of
 from specmeter.analysis.costmodel_document import row_json, trees_json
 from specmeter.analysis.costmodel_evidence import Evidence
 from specmeter.analysis.costmodel_measured import measured_words
@@ -66,10 +66,11 @@ def evidence_of(
     rates = acceptance or _saved_acceptance(runs)
     draft = Evidence(samples, 0, experts, _saved_baseline(runs), rates)
     present = _present(draft, runs, now)
+    windows = [window for run in runs for window in windows_of(run)]
     return Evidence(
         samples, present, experts, draft.baseline_ms, rates, _saved_collectives(runs, present),
-        str(plain.path) if plain else "", START_EFFECT if plain else 0.0, device_step(runs, samples),
-        saved_seams(runs, samples, present),
+        str(plain.path) if plain else "", START_EFFECT if plain else 0.0, device_step(windows, samples),
+        saved_seams(runs, windows, samples, present),
     )  # fmt: skip
 
 

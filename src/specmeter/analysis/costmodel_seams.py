@@ -6,10 +6,10 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from specmeter.analysis.costmodel_data import Sample
-from specmeter.analysis.costmodel_device import windows_of
 from specmeter.analysis.device_idle import CAUSES, LATENCY, WAITING, WORK
 from specmeter.trace.rundir import Run
 
@@ -22,8 +22,10 @@ class Seams:
     words: str
 
 
-def saved_seams(runs: Sequence[Run], samples: Sequence[Sample], now: int) -> Seams | None:
-    """The seams at ``now`` draft steps: of a deep window if there is one, else of the device's timed points.
+def saved_seams(
+    runs: Sequence[Run], windows: Sequence[Mapping[str, Any]], samples: Sequence[Sample], now: int
+) -> Seams | None:
+    """The seams at ``now`` draft steps: of one of the runs' deep ``windows`` if any is, else of their timed points.
 
     Kernels take as long under a profiler as without it, Python takes longer: so no more is taken than a cycle without
     it has left beside the window's busy time. None where the run saw nothing of a device.
@@ -34,26 +36,17 @@ def saved_seams(runs: Sequence[Run], samples: Sequence[Sample], now: int) -> Sea
     batch = round(max(chains, key=lambda s: s.cycles).batch)
     of = [s for s in chains if round(s.batch) == batch]
     cycle_ms = sum(float(s.cycle_ms.sum()) for s in of) / sum(s.cycles for s in of)
-    for found in (_in_windows, _in_points):
-        for run in runs:
-            # A document that somebody else wrote, or that is damaged, is no word on seams.
-            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                seams = found(run, now, batch, cycle_ms)
-                if seams is not None and math.isfinite(seams.ms) and seams.ms >= 0:
-                    return seams
+    asked = [partial(_of_window, window, now, batch, cycle_ms) for window in windows]
+    for ask in [*asked, *(partial(_of_points, run, now, cycle_ms) for run in runs)]:
+        # A document that somebody else wrote, or that is damaged, is no word on seams.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            seams = ask()
+            if seams is not None and math.isfinite(seams.ms) and seams.ms >= 0:
+                return seams
     return None
 
 
-def _in_windows(run: Run, now: int, batch: int, cycle_ms: float) -> Seams | None:
-    """Of the first deep window at these steps and this batch."""
-    for window in windows_of(run):
-        cycles = window.get("cycles") or {}
-        if cycles.get("steps") == now and cycles.get("batch") == batch and window.get("idle"):
-            return _of_window(window, cycle_ms)
-    return None
-
-
-def _in_points(run: Run, now: int, _batch: int, cycle_ms: float) -> Seams | None:
+def _of_points(run: Run, now: int, cycle_ms: float) -> Seams | None:
     """Of the device's timed points."""
     idle = ((run.analysis.get("device") or {}).get("idle_ms") or {}).get("point")
     if run.analysis.get("steps") not in (now, None) or idle is None:
@@ -62,7 +55,11 @@ def _in_points(run: Run, now: int, _batch: int, cycle_ms: float) -> Seams | None
     return Seams(min(float(idle), cycle_ms), words)
 
 
-def _of_window(window: Mapping[str, Any], cycle_ms: float) -> Seams:
+def _of_window(window: Mapping[str, Any], now: int, batch: int, cycle_ms: float) -> Seams | None:
+    """Of a deep window, if it is at these steps and this batch."""
+    cycles = window.get("cycles") or {}
+    if cycles.get("steps") != now or cycles.get("batch") != batch or not window.get("idle"):
+        return None
     causes = window["idle"]["causes_ms"]
     idle = sum(float(causes.get(CAUSES[cause], 0.0)) for cause in (WORK, WAITING, LATENCY))
     busy = (window.get("busy_ms") or {}).get("point")

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from specmeter.analysis.costmodel_device import windows_of
 from specmeter.analysis.costmodel_seams import Seams, saved_seams
 from specmeter.analysis.device_idle import CAUSES, WORK
 
@@ -25,7 +26,8 @@ def seams(path: Path, device: Any) -> Seams | None:
         SimpleNamespace(steps=3, topk=1, cycles=2, batch=8.0, cycle_ms=np.array([18.0])),
     ]
     run = SimpleNamespace(path=path, analysis={"device": device, "steps": 3})
-    return saved_seams([cast(Any, run)], cast(Any, samples), 3)
+    runs = [cast(Any, run)]
+    return saved_seams(runs, [w for each in runs for w in windows_of(each)], cast(Any, samples), 3)
 
 
 def test_the_window_is_of_the_same_batch_and_no_more_than_a_cycle_has_left(tmp_path: Path) -> None:
@@ -46,3 +48,8 @@ def test_a_damaged_window_is_no_word_on_seams(tmp_path: Path, idle: Any) -> None
 @pytest.mark.parametrize("idle", [float("nan"), -1.0, "x", []])
 def test_a_time_that_is_none_is_not_taken(tmp_path: Path, idle: Any) -> None:
     assert seams(tmp_path, {"idle_ms": {"point": idle}}) is None
+
+
+@pytest.mark.parametrize("device", [5, [], {"windows": 3}, {"windows": [1, "x", None]}])
+def test_what_is_no_window_is_none(tmp_path: Path, device: Any) -> None:
+    assert seams(tmp_path, device) is None
